@@ -149,15 +149,16 @@ impl LandingTable {
         if open.closing {
             return Ok(Admission::Discard);
         }
-        let mut marked: Vec<BlockIndex> = Vec::new();
-        for block in ranges.iter().flat_map(BlockRange::blocks) {
+        let blocks = || ranges.iter().flat_map(BlockRange::blocks);
+        let mut marked = 0;
+        for block in blocks() {
             if open.admitted.put(block.0 as usize) {
-                marked.iter().for_each(|b| open.admitted.set(b.0 as usize, false));
+                blocks().take(marked).for_each(|b| open.admitted.set(b.0 as usize, false));
                 return Err(LandingError::DuplicateBlock { block });
             }
-            marked.push(block);
+            marked += 1;
         }
-        open.pending += marked.len();
+        open.pending += marked;
         Ok(Admission::Land(open.landing.placement.clone()))
     }
 
@@ -174,7 +175,10 @@ impl LandingTable {
 
     /// The placement and digest table of a transfer, for a provider that digests block by block
     /// while the bytes are in cache ([`LandingTable::sum`]) and then [`LandingTable::record`]s.
-    pub fn sinks(&self, transfer: TransferId) -> Option<(Arc<Placement>, Option<Arc<DigestTable>>)> {
+    pub fn sinks(
+        &self,
+        transfer: TransferId,
+    ) -> Option<(Arc<Placement>, Option<Arc<DigestTable>>)> {
         let table = self.lock();
         let landing = &table.get(&transfer)?.landing;
         Some((landing.placement.clone(), landing.digests.clone()))
@@ -208,8 +212,7 @@ impl LandingTable {
         let mut table = self.lock();
         let Some(open) = table.get_mut(&transfer) else { return false };
         let blocks = open.admitted.len();
-        let landed =
-            open.landed.entry(lane).or_insert_with(|| FixedBitSet::with_capacity(blocks));
+        let landed = open.landed.entry(lane).or_insert_with(|| FixedBitSet::with_capacity(blocks));
         let mut count = 0;
         for range in ranges {
             landed.insert_range(range.first.0 as usize..range.end() as usize);
