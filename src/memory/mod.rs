@@ -4,10 +4,14 @@
 //! to bytes. What may not: knowing which transfer may touch a page. No raw pointer leaves this
 //! module and [`crate::transport`].
 
+mod layout;
+mod maps;
 mod pool;
 mod region;
 mod registry;
+mod span;
 
-pub use pool::{Pin, PlaneMemory, PoolMemory, PoolMemoryError, Span};
+pub use pool::{Busy, Pin, PlaneMemory, PoolMemory, PoolMemoryError};
 pub use region::{HostRegion, MemoryError};
 pub use registry::{RegisterError, Registration, Registry};
+pub use span::Span;

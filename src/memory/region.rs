@@ -191,8 +191,85 @@ impl Drop for Inner {
 }
 
 /// Bytes in a page of the system's memory.
-fn system_page_len() -> usize {
+pub(super) fn system_page_len() -> usize {
     // SAFETY: reads a constant of the system.
     let len = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(len).ok().filter(|len| len.is_power_of_two()).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owned_region_is_zeroed_and_as_long_as_asked() {
+        for len in [1, 4095, 4096, 4097, 1 << 20] {
+            let region = HostRegion::owned(len).unwrap();
+            assert_eq!(region.len(), len);
+            let mut bytes = vec![1; len];
+            region.read_at(0, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|&byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn a_length_that_no_memory_has_is_an_error() {
+        assert_eq!(HostRegion::owned(0).unwrap_err(), MemoryError::Empty);
+        for len in [usize::MAX, usize::MAX - 8192, isize::MAX as usize] {
+            let error = HostRegion::owned(len).unwrap_err();
+            assert_eq!(error, MemoryError::AddressOverflow { base: 0, len });
+        }
+        assert!(matches!(HostRegion::owned(1 << 60), Err(MemoryError::Map { .. })));
+    }
+
+    #[test]
+    fn borrowing_what_can_not_be_memory_is_an_error() {
+        let borrow = |base: usize, len| {
+            // SAFETY: every case is refused, and an address that is refused is never touched.
+            unsafe { HostRegion::borrowed(std::ptr::without_provenance_mut(base), len) }
+                .unwrap_err()
+        };
+        assert_eq!(borrow(0, 8), MemoryError::Null);
+        assert_eq!(borrow(4096, 0), MemoryError::Empty);
+        for (base, len) in [(usize::MAX, 1), (4096, usize::MAX), (4096, 1 << 63)] {
+            assert_eq!(borrow(base, len), MemoryError::AddressOverflow { base, len });
+        }
+    }
+
+    #[test]
+    fn clones_and_borrowers_see_the_same_bytes_and_no_access_leaves_the_region() {
+        let mut bytes = *b"0123456789";
+        // SAFETY: the array outlives the region and isn't used otherwise before its last use.
+        let region = unsafe { HostRegion::borrowed(bytes.as_mut_ptr(), 8) }.unwrap();
+        region.clone().write_at(2, b"ab").unwrap();
+        region.fill(7, 1, b'z').unwrap();
+        region.write_at(8, b"").unwrap();
+        let mut out = [0; 3];
+        region.read_at(2, &mut out).unwrap();
+        assert_eq!(&out, b"ab4");
+
+        let outside = |offset, len| MemoryError::OutOfBounds { offset, len, region_len: 8 };
+        assert_eq!(region.write_at(7, b"xx").unwrap_err(), outside(7, 2));
+        assert_eq!(region.read_at(9, &mut []).unwrap_err(), outside(9, 0));
+        assert_eq!(region.fill(usize::MAX, 2, 0).unwrap_err(), outside(usize::MAX, 2));
+        assert_eq!(region.fill(1, usize::MAX, 0).unwrap_err(), outside(1, usize::MAX));
+        drop(region);
+        assert_eq!(&bytes, b"01ab456z89");
+    }
+
+    #[test]
+    fn accessors_of_clones_do_not_tear_each_other() {
+        let region = HostRegion::owned(1 << 16).unwrap();
+        std::thread::scope(|scope| {
+            for byte in [3, 7] {
+                let region = region.clone();
+                scope.spawn(move || (0..50).for_each(|_| region.fill(0, 1 << 16, byte).unwrap()));
+            }
+            let mut out = vec![0; 1 << 16];
+            for _ in 0..50 {
+                region.read_at(0, &mut out).unwrap();
+                assert!(out.iter().all(|&byte| byte == out[0]));
+            }
+        });
+    }
 }
