@@ -90,6 +90,8 @@ struct Open {
     pending: usize,
     closing: bool,
     closed: bool,
+    /// Forgotten while a frame was being read: kept until that ends, and admits nothing.
+    forgotten: bool,
 }
 
 /// All landings of one transport. Any thread may use it; a lock is held per frame, not per byte.
@@ -114,6 +116,7 @@ impl LandingTable {
             pending: 0,
             closing: false,
             closed: false,
+            forgotten: false,
         };
         self.lock().insert(open.landing.transfer, open);
     }
@@ -128,7 +131,8 @@ impl LandingTable {
         payload: u64,
     ) -> Result<Admission, LandingError> {
         let mut table = self.lock();
-        let open = table.get_mut(&transfer).ok_or(LandingError::UnknownTransfer)?;
+        let open = table.get_mut(&transfer).filter(|open| !open.forgotten);
+        let open = open.ok_or(LandingError::UnknownTransfer)?;
         let granted = open.landing.generation;
         if generation != granted {
             return Err(LandingError::StaleGeneration { stated: generation, granted });
@@ -220,7 +224,7 @@ impl LandingTable {
         }
         open.pending = open.pending.saturating_sub(count);
         open.landing.landed_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Self::try_close(open)
+        Self::settle(&mut table, transfer)
     }
 
     /// Gives back blocks that were admitted and will not be read to their end (the lane died).
@@ -232,12 +236,17 @@ impl LandingTable {
             open.admitted.set(block.0 as usize, false);
             open.pending = open.pending.saturating_sub(1);
         }
-        Self::try_close(open)
+        Self::settle(&mut table, transfer)
     }
 
-    fn try_close(open: &mut Open) -> bool {
+    /// Closes a landing that only waited for its last frame: `true` if so.
+    fn settle(table: &mut HashMap<TransferId, Open>, transfer: TransferId) -> bool {
+        let Some(open) = table.get_mut(&transfer) else { return false };
         let ends = open.closing && !open.closed && open.pending == 0;
         open.closed |= ends;
+        if open.forgotten && open.pending == 0 {
+            table.remove(&transfer);
+        }
         ends
     }
 
@@ -258,9 +267,14 @@ impl LandingTable {
         table.get(&transfer).map_or(0, |open| open.landing.landed_bytes.load(Ordering::Relaxed))
     }
 
-    /// Forgets a landing.
+    /// Forgets a landing. One that a frame is being read for goes with that frame: until then it
+    /// admits nothing, and its memory stays pinned.
     pub fn forget(&self, transfer: TransferId) {
-        self.lock().remove(&transfer);
+        let mut table = self.lock();
+        match table.get_mut(&transfer) {
+            Some(open) if open.pending > 0 => (open.closing, open.forgotten) = (true, true),
+            _ => drop(table.remove(&transfer)),
+        }
     }
 
     /// Takes back what landed over `lane`, digests included, so that it may be written again.

@@ -39,7 +39,6 @@ enum Phase {
     /// Started and being dialled; the answer must be `answer`.
     Dialling {
         dial: Box<Dial>,
-        answer: Secret,
         deadline: Instant,
     },
     Up {
@@ -108,11 +107,9 @@ impl Worker {
         }
         let phase = match dial {
             None => Ok(Phase::Awaiting { answer, deadline }),
-            Some(address) => self.dial_lane(&key, &peer, address).map(|dial| Phase::Dialling {
-                dial: Box::new(dial),
-                answer,
-                deadline,
-            }),
+            Some(address) => self
+                .dial_lane(&key, &peer, address)
+                .map(|dial| Phase::Dialling { dial: Box::new(dial), deadline }),
         };
         match (phase, self.lanes.get_mut(&key)) {
             (Ok(phase), Some(lane)) => {
@@ -216,10 +213,10 @@ impl Worker {
 
     fn serve_lane_dial(&mut self, key: &LaneKey) {
         let Some(lane) = self.lanes.get_mut(key) else { return };
-        let Phase::Dialling { dial, answer, .. } = &mut lane.phase else { return };
+        let Phase::Dialling { dial, .. } = &mut lane.phase else { return };
         let why = match dial.drive() {
             Ok(None) => return,
-            Ok(Some(Reply::Welcome(secret))) if secret.matches(answer) => {
+            Ok(Some(Reply::Welcome(secret))) if secret.matches(&lane.secret) => {
                 let taken = std::mem::replace(&mut lane.phase, Phase::Prepared { early: None });
                 if let Phase::Dialling { dial, .. } = taken {
                     self.lane_up(key, dial.stream);

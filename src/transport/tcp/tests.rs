@@ -1,1 +1,0 @@
-//! On loopback sockets.
