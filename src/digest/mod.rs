@@ -3,7 +3,7 @@
 //! What may live here: hashing, and the seeds that tie a leaf to its place. What may not: deciding
 //! what a mismatch means.
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use twox_hash::XxHash3_64;
 
 use crate::memory::Span;
 use crate::protocol::{BlockPlace, TransferId};
@@ -104,12 +104,17 @@ impl Leaves {
         Leaves { place, number: 0, sum: 0 }
     }
 
+    /// The seed of the next leaf.
+    #[inline]
+    fn seed(&mut self) -> u64 {
+        self.place[32..36].copy_from_slice(&self.number.to_le_bytes());
+        XxHash3_64::oneshot(&self.place)
+    }
+
     /// Adds the next leaf.
     #[inline]
     fn add(&mut self, leaf: &[u8]) {
-        self.place[32..36].copy_from_slice(&self.number.to_le_bytes());
-        let seed = xxh3_64(&self.place);
-        self.sum = self.sum.wrapping_add(xxh3_64_with_seed(leaf, seed));
+        self.sum = self.sum.wrapping_add(XxHash3_64::oneshot_with_seed(self.seed(), leaf));
         self.number = self.number.wrapping_add(1);
     }
 
@@ -122,3 +127,6 @@ impl Leaves {
         tail
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,74 @@
-//! Whether planes share bytes.
+//! Whether planes make a pool: in their regions, and no byte shared.
 
-use super::pool::{PlaneMemory, PoolMemoryError};
+use super::region::HostRegion;
+
+/// One plane: pages of `item_len` bytes, `stride` bytes apart, from byte `offset` of `region`.
+#[derive(Clone, Debug)]
+pub struct PlaneMemory {
+    /// The memory.
+    pub region: HostRegion,
+    /// Bytes from the region's start to page 0.
+    pub offset: usize,
+    /// Bytes from page to page; at least `item_len`.
+    pub stride: usize,
+    /// Bytes of a page in this plane.
+    pub item_len: u32,
+}
+
+/// Why planes don't make a pool.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolMemoryError {
+    /// No planes, no pages or no bytes.
+    #[error("a pool needs at least one plane, one page and one byte a page")]
+    Empty,
+    /// More planes than a `u16` counts.
+    #[error("{0} planes exceed 65,535")]
+    TooManyPlanes(usize),
+    /// Pages of a plane overlap each other.
+    #[error("plane {plane}: stride {stride} is less than the page length {item_len}")]
+    Stride {
+        /// Which plane.
+        plane: usize,
+        /// Its stride.
+        stride: usize,
+        /// Its page length.
+        item_len: u32,
+    },
+    /// A plane runs past its region.
+    #[error("plane {plane} needs {need} bytes of a region of {have}")]
+    PastRegion {
+        /// Which plane.
+        plane: usize,
+        /// Bytes from the region's start to the plane's end.
+        need: u128,
+        /// Bytes in the region.
+        have: usize,
+    },
+    /// Pages of two planes share bytes.
+    #[error("planes {0} and {1} share bytes")]
+    PlanesOverlap(usize, usize),
+}
+
+impl PlaneMemory {
+    /// Checks one plane by itself. `page_count` is at least 1.
+    pub(super) fn check(&self, plane: usize, page_count: u32) -> Result<(), PoolMemoryError> {
+        let PlaneMemory { stride, item_len, .. } = *self;
+        if item_len == 0 {
+            return Err(PoolMemoryError::Empty);
+        }
+        if (stride as u128) < u128::from(item_len) {
+            return Err(PoolMemoryError::Stride { plane, stride, item_len });
+        }
+        // At most 2^64 + 2^96 + 2^32: this can't overflow.
+        let pages = u128::from(page_count - 1) * stride as u128 + u128::from(item_len);
+        let need = self.offset as u128 + pages;
+        let have = self.region.len();
+        if need > have as u128 {
+            return Err(PoolMemoryError::PastRegion { plane, need, have });
+        }
+        Ok(())
+    }
+}
 
 /// The addresses of one plane's pages.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,8 @@ mod region;
 mod registry;
 mod span;
 
-pub use pool::{Busy, Pin, PlaneMemory, PoolMemory, PoolMemoryError};
+pub use layout::{PlaneMemory, PoolMemoryError};
+pub use pool::{Busy, Pin, PoolMemory};
 pub use region::{HostRegion, MemoryError};
 pub use registry::{RegisterError, Registration, Registry};
 pub use span::Span;

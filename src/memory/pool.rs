@@ -5,58 +5,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::layout::{self, Lattice};
-use super::region::HostRegion;
+use super::layout::{Lattice, PlaneMemory, PoolMemoryError, check_disjoint};
 use super::registry::{RegisterError, Registration, Registry};
 use super::span::Span;
 use crate::protocol::PageIndex;
-
-/// One plane: pages of `item_len` bytes, `stride` bytes apart, from byte `offset` of `region`.
-#[derive(Clone, Debug)]
-pub struct PlaneMemory {
-    /// The memory.
-    pub region: HostRegion,
-    /// Bytes from the region's start to page 0.
-    pub offset: usize,
-    /// Bytes from page to page; at least `item_len`.
-    pub stride: usize,
-    /// Bytes of a page in this plane.
-    pub item_len: u32,
-}
-
-/// Why planes don't make a pool.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PoolMemoryError {
-    /// No planes, no pages or no bytes.
-    #[error("a pool needs at least one plane, one page and one byte a page")]
-    Empty,
-    /// More planes than a `u16` counts.
-    #[error("{0} planes exceed 65,535")]
-    TooManyPlanes(usize),
-    /// Pages of a plane overlap each other.
-    #[error("plane {plane}: stride {stride} is less than the page length {item_len}")]
-    Stride {
-        /// Which plane.
-        plane: usize,
-        /// Its stride.
-        stride: usize,
-        /// Its page length.
-        item_len: u32,
-    },
-    /// A plane runs past its region.
-    #[error("plane {plane} needs {need} bytes of a region of {have}")]
-    PastRegion {
-        /// Which plane.
-        plane: usize,
-        /// Bytes from the region's start to the plane's end.
-        need: u128,
-        /// Bytes in the region.
-        have: usize,
-    },
-    /// Pages of two planes share bytes.
-    #[error("planes {0} and {1} share bytes")]
-    PlanesOverlap(usize, usize),
-}
 
 /// A pool is in use, so it stays registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,26 +18,6 @@ pub struct Busy {
     pub pins: usize,
     /// Other handles, each of which could take a pin.
     pub handles: usize,
-}
-
-impl PlaneMemory {
-    fn check(&self, plane: usize, page_count: u32) -> Result<(), PoolMemoryError> {
-        let PlaneMemory { stride, item_len, .. } = *self;
-        if item_len == 0 {
-            return Err(PoolMemoryError::Empty);
-        }
-        if (stride as u128) < u128::from(item_len) {
-            return Err(PoolMemoryError::Stride { plane, stride, item_len });
-        }
-        // At most 2^64 + 2^96 + 2^32: this can't overflow.
-        let pages = u128::from(page_count - 1) * stride as u128 + u128::from(item_len);
-        let need = self.offset as u128 + pages;
-        let have = self.region.len();
-        if need > have as u128 {
-            return Err(PoolMemoryError::PastRegion { plane, need, have });
-        }
-        Ok(())
-    }
 }
 
 /// The planes of one pool.
@@ -114,7 +46,7 @@ impl PoolMemory {
             plane.check(index, page_count)?;
         }
         let lattices: Vec<_> = planes.iter().map(|p| Lattice::new(p, page_count)).collect();
-        layout::check_disjoint(&lattices)?;
+        check_disjoint(&lattices)?;
         let item_lens = planes.iter().map(|plane| plane.item_len).collect();
         let pins = AtomicUsize::new(0);
         Ok(PoolMemory { planes, item_lens, page_count, pins, registrations: Vec::new() })
@@ -274,6 +206,7 @@ impl Drop for Pin {
 
 #[cfg(test)]
 mod tests {
+    use super::super::region::HostRegion;
     use super::*;
 
     fn plane(region: &HostRegion, offset: usize, stride: usize, item_len: u32) -> PlaneMemory {
