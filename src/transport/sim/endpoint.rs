@@ -8,9 +8,9 @@ use super::super::landing::LandingTable;
 use super::super::{
     Capabilities, EventSink, Landing, LaneRole, LinkId, Transport, TransportError, WriteRequest,
 };
+use super::flight::Posted;
 use super::net::SimNet;
 use super::world::{EndpointId, Life, What, World};
-use super::write::Posted;
 use crate::protocol::{BlockRange, LaneId, Round, Ticket, TransferId};
 
 /// An endpoint of a [`SimNet`]. Clones are the same endpoint.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::Placement;
 use super::super::landing::{Admission, Landing, LandingError, LandingTable};
-use super::write::Shipment;
+use super::flight::Shipment;
 use crate::protocol::{BlockIndex, BlockRange, LaneId, TransferId};
 
 #[derive(Debug)]

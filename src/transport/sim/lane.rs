@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::super::{CompletionStatus, Event, LaneRole, LinkId, Placement, TransportError};
 use super::fault::{CallKind, FaultKind};
+use super::flight::{Cargo, Flight, Posted};
 use super::link::Side;
 use super::world::{Due, EndpointId, What, World};
-use super::write::{Cargo, Flight, Posted};
 use crate::protocol::{LaneId, Ticket, Time, TransferId};
 
 /// Names a lane for ever. The two directions of a connection may use the same [`LaneId`].

@@ -29,11 +29,13 @@
 //! # Ok::<(), sealift::transport::TransportError>(())
 //! ```
 
+mod arrive;
 mod bytes;
 mod config;
 mod endpoint;
 mod fault;
 mod filter;
+mod flight;
 mod landings;
 mod lane;
 mod link;

@@ -11,11 +11,11 @@ use super::super::{Event, EventSink, LaneRole, LinkId, Placement, TransportError
 use super::config::SimConfig;
 use super::fault::{CallKind, Fault, FaultKind};
 use super::filter::{FaultBook, Subject};
+use super::flight::Flight;
 use super::landings::Landings;
 use super::lane::{Lane, LaneKey};
 use super::link::{Conn, Side};
 use super::rng::Rng;
-use super::write::Flight;
 use crate::protocol::{LaneId, Time};
 
 /// Position among the network's endpoints.

@@ -1,7 +1,12 @@
 //! Every fault and every promise of the simulated network, with real memory and its bytes compared.
 
+mod determinism;
 mod lanes;
 mod links;
+mod live;
+mod semantics;
+mod verbs;
+mod writes;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};

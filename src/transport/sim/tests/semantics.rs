@@ -1,0 +1,434 @@
+//! What a transport promises: completions, fences, landings, and ends of every kind.
+
+use super::*;
+use crate::transport::LandingError;
+
+/// A bed with block 0..8 posted over lane 0 and held in flight.
+fn in_flight(config: SimConfig) -> Bed {
+    let bed = Bed::ready(config);
+    bed.net.hold_writes(Filter::any());
+    bed.write(L0, 1, 0..8);
+    bed.marker(L0, 2);
+    drain(&bed.net);
+    bed
+}
+
+fn release(bed: &Bed) {
+    bed.net.release_writes();
+    drain(&bed.net);
+}
+
+#[test]
+fn after_a_fence_nothing_lands() {
+    let bed = in_flight(SimConfig::seeded(6));
+    bed.b.transport.fence_lane(bed.lb, L0);
+    drain(&bed.net);
+    assert!(matches!(bed.b.take()[..], [Event::LaneFenced { .. }]));
+    release(&bed);
+    assert_eq!(bed.landed(), [0; 0]);
+    assert!(bed.b.take().is_empty(), "not even a marker");
+    assert_eq!(bed.count(FaultKind::FencedInFlight), 2);
+    let flushed = bed.a.take();
+    assert!(matches!(
+        flushed[..],
+        [
+            Event::WriteDone { status: FLUSHED, .. },
+            Event::WriteDone { status: FLUSHED, .. },
+            Event::LaneDown { .. }
+        ]
+    ));
+}
+
+#[test]
+fn between_the_call_and_the_event_a_write_may_land_and_after_it_none() {
+    let (mut landed_before, mut stopped) = (0, 0);
+    for seed in 0..200 {
+        let bed = Bed::ready(SimConfig::seeded(seed));
+        bed.write(L0, 1, 0..1);
+        bed.net.advance(Duration::from_micros(20));
+        bed.b.transport.fence_lane(bed.lb, L0);
+        bed.step_until(|bed| !bed.b.log.lock().unwrap().is_empty());
+        let before = page(&bed.b.memory, 0, 7);
+        drain(&bed.net);
+        assert_eq!(page(&bed.b.memory, 0, 7), before, "seed {seed}");
+        match before == page(&bed.a.memory, 0, 0) {
+            true => landed_before += 1,
+            false => stopped += 1,
+        }
+    }
+    assert!(landed_before > 20 && stopped > 20, "{landed_before} {stopped}");
+}
+
+#[test]
+fn a_fence_can_stop_a_write_half_way_and_its_landing_closes() {
+    let torn = (0..400).any(|seed| {
+        let bed = Bed::ready(SimConfig::seeded(seed));
+        bed.write(L0, 1, 0..1);
+        bed.b.transport.fence_lane(bed.lb, L0);
+        bed.b.transport.close_landing(T);
+        drain(&bed.net);
+        let closed = |event: &&Event| matches!(event, Event::LandingClosed { .. });
+        assert_eq!(bed.b.take().iter().filter(closed).count(), 1, "seed {seed}");
+        let bytes = page(&bed.b.memory, 0, 7);
+        bytes[0] != bytes[bytes.len() - 1]
+    });
+    assert!(!torn, "a landing that is closed first lets nothing begin");
+
+    let torn = (0..400).filter(|&seed| {
+        let bed = Bed::ready(SimConfig::seeded(seed));
+        bed.write(L0, 1, 0..1);
+        bed.net.advance(Duration::from_micros(seed % 60));
+        bed.b.transport.fence_lane(bed.lb, L0);
+        bed.step_until(|bed| !bed.b.log.lock().unwrap().is_empty());
+        bed.b.transport.close_landing(T);
+        drain(&bed.net);
+        let bytes = page(&bed.b.memory, 0, 7);
+        let torn = bytes[0] != bytes[bytes.len() - 1];
+        let heard = bed.b.take();
+        if torn {
+            let none = matches!(heard.last(), Some(Event::LandingClosed { landed_bytes: 0, .. }));
+            assert!(none, "half a block counts for nothing: {heard:?}");
+        }
+        torn
+    });
+    assert!(torn.count() > 0);
+}
+
+#[test]
+fn a_close_waits_for_what_is_landing() {
+    let mut waited = 0;
+    for seed in 0..200 {
+        let bed = Bed::ready(SimConfig::seeded(seed));
+        bed.write(L0, 1, 0..8);
+        let first = |bed: &Bed| page(&bed.b.memory, 0, 7)[0] == 1;
+        bed.step_until(first);
+        let half = page(&bed.b.memory, 0, 7)[PAGE_LEN as usize - 1] != 1;
+        bed.b.transport.close_landing(T);
+        bed.b.transport.close_landing(T);
+        bed.step_until(|bed| !bed.b.log.lock().unwrap().is_empty());
+        assert_eq!(bed.landed().len(), 8, "closed means that no byte comes any more");
+        assert!(bed.digests_agree());
+        drain(&bed.net);
+        assert_eq!(bed.b.take().len(), 1);
+        waited += usize::from(half);
+    }
+    assert!(waited > 100);
+}
+
+#[test]
+fn what_comes_after_a_close_is_thrown_away_and_its_marker_reported() {
+    let bed = in_flight(SimConfig::seeded(6));
+    bed.b.transport.close_landing(T);
+    drain(&bed.net);
+    assert!(matches!(bed.b.take()[..], [Event::LandingClosed { landed_bytes: 0, .. }]));
+    release(&bed);
+    assert_eq!(bed.landed(), [0; 0]);
+    assert_eq!(bed.completions(), [(1, OK), (2, OK)], "a success that proves nothing");
+    assert!(matches!(bed.b.take()[..], [Event::MarkerSeen { .. }]));
+}
+
+#[test]
+fn what_comes_after_a_forget_is_a_violation() {
+    let bed = in_flight(SimConfig::seeded(6));
+    bed.b.transport.close_landing(T);
+    bed.b.transport.forget_landing(T);
+    release(&bed);
+    assert_eq!(bed.landed(), [0; 0]);
+    let heard = bed.b.take();
+    assert!(
+        matches!(
+            heard[..],
+            [
+                Event::LandingClosed { .. },
+                Event::WriteRefused { why: LandingError::UnknownTransfer, .. },
+                Event::LaneDown { .. }
+            ]
+        ),
+        "{heard:?}"
+    );
+    let heard = bed.a.take();
+    let statuses: Vec<_> = heard
+        .iter()
+        .filter_map(|event| match event {
+            Event::WriteDone { status, .. } => Some(*status),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(statuses, [CompletionStatus::Refused, FLUSHED], "and nothing behind it is read");
+}
+
+#[test]
+fn an_unknown_landing_is_closed() {
+    let bed = Bed::ready(SimConfig::seeded(6));
+    bed.b.transport.close_landing(U);
+    drain(&bed.net);
+    assert!(matches!(bed.b.take()[..], [Event::LandingClosed { transfer: U, landed_bytes: 0 }]));
+}
+
+#[test]
+fn a_stale_generation_and_a_wild_block_are_refused() {
+    let bed = Bed::ready(SimConfig::seeded(6));
+    let stale = WriteRequest { generation: Generation(4), ..bed.request(1, 0..1) };
+    bed.a.transport.post_write(bed.la, L0, stale);
+    bed.a.transport.post_write(bed.la, L1, bed.request(2, 7..9));
+    drain(&bed.net);
+    let why: Vec<_> = bed
+        .b
+        .take()
+        .into_iter()
+        .filter_map(|event| match event {
+            Event::WriteRefused { lane, why, .. } => Some((lane, why)),
+            _ => None,
+        })
+        .collect();
+    let stale = LandingError::StaleGeneration { stated: Generation(4), granted: GENERATION };
+    assert!(why.contains(&(L0, stale)), "{why:?}");
+    assert!(why.contains(&(L1, LandingError::OutsideGrant { first: 7, end: 9, count: 8 })));
+    assert_eq!(bed.landed(), [0; 0]);
+}
+
+#[test]
+fn a_killed_lane_flushes_and_its_writes_may_still_land() {
+    for lands in [true, false] {
+        let bed = in_flight(certain_late(f64::from(u8::from(lands))));
+        bed.a.transport.kill_lane(bed.la, L0);
+        bed.a.transport.kill_lane(bed.la, L0);
+        drain(&bed.net);
+        let heard = bed.a.take();
+        assert!(
+            matches!(
+                heard[..],
+                [
+                    Event::WriteDone { status: FLUSHED, .. },
+                    Event::WriteDone { status: FLUSHED, .. },
+                    Event::LaneDown { role: LaneRole::Writer, .. }
+                ]
+            ),
+            "{heard:?}"
+        );
+        assert!(matches!(bed.b.take()[..], [Event::LaneDown { role: LaneRole::Reader, .. }]));
+        release(&bed);
+        assert_eq!(!bed.landed().is_empty(), lands, "a flush error is not a proof");
+        assert_eq!(bed.count(FaultKind::LateLanding) > 0, lands);
+        assert!(bed.a.take().is_empty(), "completed once");
+        assert!(bed.b.take().is_empty(), "after LaneDown no marker is reported");
+    }
+}
+
+#[test]
+fn only_a_fence_stops_what_a_killed_lane_left_behind() {
+    let bed = in_flight(certain_late(1.0));
+    bed.a.transport.kill_lane(bed.la, L0);
+    drain(&bed.net);
+    bed.b.transport.fence_lane(bed.lb, L0);
+    drain(&bed.net);
+    release(&bed);
+    assert_eq!(bed.landed(), [0; 0]);
+}
+
+#[test]
+fn a_killed_lane_sends_no_more() {
+    let bed = Bed::ready(certain_late(1.0));
+    bed.net.pause("a");
+    bed.write(L0, 1, 0..8);
+    drain(&bed.net);
+    bed.a.transport.kill_lane(bed.la, L0);
+    bed.net.resume("a");
+    drain(&bed.net);
+    assert_eq!(bed.landed(), [0; 0], "it had not left");
+}
+
+#[test]
+fn what_was_lost_takes_all_behind_it_along() {
+    for seed in 0..100 {
+        let bed = Bed::ready(SimConfig::seeded(seed));
+        bed.net.hold_writes(Filter::any());
+        for block in 0..8 {
+            bed.write(L0, u64::from(block), block..block + 1);
+        }
+        drain(&bed.net);
+        bed.net.cut(&Filter::any());
+        release(&bed);
+        let landed = bed.landed();
+        assert_eq!(landed, (0..landed.len() as u32).collect::<Vec<_>>(), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_cut_link_flushes_and_late_writes_land_until_the_fence() {
+    let bed = in_flight(certain_late(1.0));
+    bed.net.cut(&Filter::any());
+    drain(&bed.net);
+    let heard = bed.a.take();
+    assert!(
+        matches!(
+            heard[..],
+            [
+                Event::WriteDone { status: FLUSHED, .. },
+                Event::WriteDone { status: FLUSHED, .. },
+                Event::LaneDown { lane: L0, .. },
+                Event::LaneDown { lane: L1, .. },
+                Event::LinkDown { .. }
+            ]
+        ),
+        "{heard:?}"
+    );
+    assert_eq!(bed.b.take().len(), 3);
+    release(&bed);
+    assert_eq!(bed.landed().len(), 8);
+}
+
+#[test]
+fn a_crashed_writers_writes_land_unless_fenced() {
+    for fenced in [false, true] {
+        let bed = in_flight(certain_late(0.0));
+        bed.write(L1, 3, 0..1);
+        bed.net.crash("a");
+        drain(&bed.net);
+        assert!(bed.b.take().is_empty(), "nobody says goodbye");
+        if fenced {
+            bed.b.transport.fence_lane(bed.lb, L0);
+            drain(&bed.net);
+        }
+        release(&bed);
+        assert_eq!(bed.landed().len(), if fenced { 0 } else { 8 });
+        assert!(bed.a.take().is_empty());
+    }
+}
+
+#[test]
+fn a_crashed_reader_fails_the_writer_in_the_end() {
+    let bed = Bed::ready(SimConfig::seeded(6));
+    bed.net.crash("b");
+    let before = bed.net.now();
+    bed.write(L0, 1, 0..8);
+    bed.marker(L0, 2);
+    drain(&bed.net);
+    let heard = bed.a.take();
+    assert!(
+        matches!(
+            heard[..],
+            [
+                Event::WriteDone { status: FLUSHED, .. },
+                Event::WriteDone { status: FLUSHED, .. },
+                Event::LaneDown { .. }
+            ]
+        ),
+        "{heard:?}"
+    );
+    assert!(bed.net.now() >= before.after(SimConfig::default().retry_timeout));
+    assert_eq!(bed.landed(), [0; 0]);
+}
+
+#[test]
+fn a_paused_writers_writes_land_if_they_had_left() {
+    let bed = in_flight(SimConfig::seeded(6));
+    bed.net.pause("a");
+    bed.write(L1, 3, 0..1);
+    release(&bed);
+    assert_eq!(bed.landed().len(), 8);
+    assert!(bed.a.take().is_empty(), "and it doesn't hear of it");
+    bed.b.transport.close_landing(T);
+    bed.net.resume("a");
+    drain(&bed.net);
+    let mut done = bed.completions();
+    done.sort_by_key(|done| done.0);
+    assert_eq!(done, [(1, OK), (2, OK), (3, OK)], "what hadn't left left then");
+}
+
+#[test]
+fn a_paused_confined_reader_lands_nothing_until_it_resumes() {
+    let bed = Bed::ready(SimConfig::seeded(6));
+    bed.net.pause("b");
+    bed.write(L0, 1, 0..4);
+    bed.write(L0, 2, 4..8);
+    bed.marker(L0, 3);
+    drain(&bed.net);
+    assert_eq!(bed.landed(), [0; 0]);
+    bed.net.resume("b");
+    drain(&bed.net);
+    assert_eq!(bed.landed().len(), 8);
+    assert_eq!(bed.completions(), [(1, OK), (2, OK), (3, OK)]);
+}
+
+#[test]
+fn cancel_takes_what_has_not_begun_and_no_markers() {
+    let mut counts = [0; 2];
+    for seed in 0..100 {
+        let bed = Bed::ready(SimConfig::seeded(seed));
+        let other = WriteRequest { transfer: U, ..bed.request(90, 0..1) };
+        for block in 0..4 {
+            bed.write(L0, u64::from(block), block..block + 1);
+        }
+        bed.marker(L0, 80);
+        bed.a.transport.post_write(bed.la, L1, other);
+        bed.net.advance(Duration::from_micros(25));
+        bed.a.transport.cancel(T);
+        drain(&bed.net);
+        let mut done: Vec<_> = bed
+            .a
+            .take()
+            .into_iter()
+            .filter_map(|event| match event {
+                Event::WriteDone { ticket, status, .. } => Some((ticket.0, status)),
+                _ => None,
+            })
+            .collect();
+        done.sort_by_key(|done| done.0);
+        assert_eq!(done.len(), 6, "seed {seed}: one each");
+        assert_eq!(done[4], (80, OK));
+        assert_ne!(done[5].1, CompletionStatus::Cancelled, "another transfer's");
+        let landed = bed.landed();
+        for &(ticket, status) in &done[..4] {
+            assert_eq!(status == OK, landed.contains(&(ticket as u32)), "seed {seed}");
+            counts[usize::from(status == CompletionStatus::Cancelled)] += 1;
+        }
+    }
+    assert!(counts[0] > 50 && counts[1] > 50, "{counts:?}");
+}
+
+#[test]
+fn requests_on_what_is_gone_complete_as_flushed() {
+    let bed = Bed::new(SimConfig::seeded(6));
+    bed.write(L0, 1, 0..1);
+    bed.a.transport.post_write(LinkId(999), L0, bed.request(2, 0..1));
+    bed.a.transport.post_marker(bed.lb, L0, T, Round(0), Ticket(3));
+    drain(&bed.net);
+    assert_eq!(bed.completions(), [(1, FLUSHED), (2, FLUSHED), (3, FLUSHED)]);
+}
+
+#[test]
+fn unland_lets_a_fenced_lanes_blocks_be_written_again() {
+    let bed = Bed::ready(SimConfig::seeded(6));
+    bed.write(L0, 1, 0..4);
+    bed.write(L1, 2, 4..8);
+    drain(&bed.net);
+    bed.b.transport.fence_lane(bed.lb, L0);
+    drain(&bed.net);
+    bed.b.transport.unland(T, L0);
+    let again = WriteRequest { digests: None, ..bed.request(3, 0..4) };
+    bed.a.transport.post_write(bed.la, L1, again);
+    drain(&bed.net);
+    bed.b.transport.close_landing(T);
+    drain(&bed.net);
+    let heard = bed.b.take();
+    assert!(
+        matches!(heard.last(), Some(Event::LandingClosed { landed_bytes, .. })
+            if *landed_bytes == 8 * u64::from(PAGE_LEN)),
+        "{heard:?}"
+    );
+    assert!(bed.digests_agree());
+}
+
+#[test]
+fn a_shut_down_reader_lands_nothing_and_a_shut_down_writer_flushes() {
+    let bed = in_flight(certain_late(1.0));
+    bed.b.transport.shutdown();
+    release(&bed);
+    assert_eq!(bed.landed(), [0; 0]);
+    let bed = in_flight(certain_late(0.0));
+    bed.a.transport.shutdown();
+    drain(&bed.net);
+    let done = |event: &&Event| matches!(event, Event::WriteDone { status: FLUSHED, .. });
+    assert_eq!(bed.a.take().iter().filter(done).count(), 2);
+}
