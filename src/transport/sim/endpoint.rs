@@ -9,6 +9,7 @@ use super::super::{
     Capabilities, EventSink, Landing, LaneRole, LinkId, Transport, TransportError, WriteRequest,
 };
 use super::flight::Posted;
+use super::lane::LaneKey;
 use super::net::SimNet;
 use super::world::{EndpointId, Life, What, World};
 use crate::protocol::{BlockRange, LaneId, Round, Ticket, TransferId};
@@ -33,6 +34,16 @@ impl SimTransport {
         let (id, confined) =
             net.with(|world| (world.add_endpoint(name, sink), world.config.confined));
         SimTransport { net, id, name: name.into(), confined }
+    }
+
+    /// Makes a call that answers by events. Void after a crash: a dead process, whatever its
+    /// engine still does while it is dropped, says nothing more.
+    fn call(&self, act: impl FnOnce(&mut World)) {
+        self.net.with(|world| {
+            if world.endpoints[self.id].life != Life::Crashed {
+                act(world);
+            }
+        });
     }
 
     /// The network it belongs to.
@@ -66,7 +77,7 @@ impl Transport for SimTransport {
     }
 
     fn close_link(&self, link: LinkId) {
-        self.net.with(|world| world.close_link(self.id, link));
+        self.call(|world| world.close_link(self.id, link));
     }
 
     fn prepare_lane(
@@ -90,14 +101,14 @@ impl Transport for SimTransport {
     }
 
     fn fence_lane(&self, link: LinkId, lane: LaneId) {
-        self.net.with(|world| {
+        self.call(|world| {
             let at = world.soon();
             world.schedule(at, Some(self.id), What::Fence { reader: self.id, link, lane });
         });
     }
 
     fn kill_lane(&self, link: LinkId, lane: LaneId) {
-        self.net.with(|world| world.kill_lane(self.id, link, lane));
+        self.call(|world| world.kill_lane(self.id, link, lane));
     }
 
     fn post_write(&self, link: LinkId, lane: LaneId, write: WriteRequest) {
@@ -106,7 +117,7 @@ impl Transport for SimTransport {
                 LandingTable::sum(&write.source, Some(table), write.transfer, block);
             }
         }
-        self.net.with(|world| world.post(self.id, link, lane, Posted::Write(write)));
+        self.call(|world| world.post(self.id, link, lane, Posted::Write(write)));
     }
 
     fn post_marker(
@@ -118,19 +129,19 @@ impl Transport for SimTransport {
         ticket: Ticket,
     ) {
         let marker = Posted::Marker { transfer, round, ticket };
-        self.net.with(|world| world.post(self.id, link, lane, marker));
+        self.call(|world| world.post(self.id, link, lane, marker));
     }
 
     fn cancel(&self, transfer: TransferId) {
-        self.net.with(|world| world.cancel(self.id, transfer));
+        self.call(|world| world.cancel(self.id, transfer));
     }
 
     fn open_landing(&self, landing: Landing) {
-        self.net.with(|world| world.endpoints[self.id].landings.open(landing));
+        self.call(|world| world.endpoints[self.id].landings.open(landing));
     }
 
     fn close_landing(&self, transfer: TransferId) {
-        self.net.with(|world| {
+        self.call(|world| {
             if world.endpoints[self.id].landings.close(transfer) {
                 world.report_closed(self.id, transfer);
             }
@@ -138,18 +149,18 @@ impl Transport for SimTransport {
     }
 
     fn forget_landing(&self, transfer: TransferId) {
-        self.net.with(|world| {
+        self.call(|world| {
             world.endpoints[self.id].landings.forget(transfer);
             world.forget_unreachable(self.id);
         });
     }
 
     fn unland(&self, transfer: TransferId, lane: LaneId) {
-        self.net.with(|world| world.endpoints[self.id].landings.unland(transfer, lane));
+        self.call(|world| world.endpoints[self.id].landings.unland(transfer, lane));
     }
 
     fn shutdown(&self) {
-        self.net.with(|world| world.shut_down(self.id));
+        self.call(|world| world.shut_down(self.id));
     }
 }
 
@@ -157,12 +168,11 @@ impl World {
     /// Ends an endpoint in good order: its peers are told, its readers are fenced, and its own last
     /// events are still delivered.
     fn shut_down(&mut self, endpoint: EndpointId) {
-        if matches!(self.endpoints[endpoint].life, Life::Stopped | Life::Crashed) {
+        if self.endpoints[endpoint].life == Life::Stopped {
             return;
         }
         self.resume(endpoint);
-        let reads =
-            |key: &super::lane::LaneKey| self.lane_end(*key, LaneRole::Reader).0 == endpoint;
+        let reads = |key: &LaneKey| self.lane_end(*key, LaneRole::Reader).0 == endpoint;
         let keys: Vec<_> = self.lanes.keys().copied().filter(reads).collect();
         keys.into_iter().for_each(|key| self.fence_now(key));
         let links: Vec<_> = self.links.keys().copied().collect();

@@ -172,6 +172,11 @@ impl SimStats {
         self.0.get(&kind).copied().unwrap_or(0)
     }
 
+    /// Every kind that was applied, and how often.
+    pub fn iter(&self) -> impl Iterator<Item = (FaultKind, u64)> + '_ {
+        self.0.iter().map(|(&kind, &count)| (kind, count))
+    }
+
     pub(super) fn add(&mut self, kind: FaultKind) {
         *self.0.entry(kind).or_default() += 1;
     }

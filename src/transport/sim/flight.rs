@@ -1,5 +1,6 @@
 //! What travels over a lane.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use super::super::{Placement, WriteRequest};
@@ -87,12 +88,15 @@ impl Shipment {
         }
     }
 
-    /// Two blocks whose contents can be exchanged so that it shows.
+    /// Two blocks whose contents can be exchanged so that it shows. If any two of one length
+    /// differ, one of them differs from the first of that length.
     pub(super) fn exchangeable(&self) -> Option<(usize, usize)> {
-        let differ = |a: &[u8], b: &[u8]| a.len() == b.len() && a != b;
-        let count = self.blocks.len();
-        let mut pairs = (1..count).flat_map(|b| (0..b).map(move |a| (a, b)));
-        pairs.find(|&(a, b)| differ(&self.blocks[a].1, &self.blocks[b].1))
+        let mut first_of = BTreeMap::new();
+        let blocks = self.blocks.iter().map(|(_, bytes)| bytes).enumerate();
+        blocks.into_iter().find_map(|(b, bytes)| {
+            let &mut a = first_of.entry(bytes.len()).or_insert(b);
+            (self.blocks[a].1 != *bytes).then_some((a, b))
+        })
     }
 }
 

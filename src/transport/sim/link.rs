@@ -158,9 +158,10 @@ impl World {
 
     /// The dial has come to the listener.
     pub(super) fn dialled(&mut self, conn: usize) {
-        let dialler = self.conns[conn].end(Side::Dialler);
-        let (caller, heard) = (dialler.endpoint, dialler.state == EndState::Dialling);
-        if !heard || self.conns[conn].severed {
+        let ends = &self.conns[conn].ends;
+        let caller = ends[0].endpoint;
+        let both_wait = ends.iter().all(|end| end.state == EndState::Dialling);
+        if !both_wait || self.conns[conn].severed {
             return;
         }
         let end = self.conns[conn].end_mut(Side::Listener);

@@ -175,6 +175,8 @@ fn a_crash_is_silent_and_the_name_is_free() {
     assert!(bed.net.crash("b"));
     assert!(!bed.net.crash("b"));
     assert!(bed.b.transport.send_control(bed.lb, b"").is_err());
+    bed.b.transport.close_link(bed.lb);
+    bed.b.transport.shutdown();
     send(&bed, &["into the void"]);
     drain(&bed.net);
     assert_eq!(bed.a.frames(), [b"left before"]);
@@ -249,4 +251,16 @@ fn a_shutdown_says_goodbye() {
     assert_eq!((down(&bed.a), down(&bed.b)), (1, 1));
     assert!(bed.a.transport.connect("b", SECOND).is_err());
     assert!(!bed.net.pause("a"), "the name is free");
+}
+
+#[test]
+fn a_dial_to_one_that_shuts_down_is_ended() {
+    let net = SimNet::new(SimConfig::seeded(1));
+    let (a, b) = (Node::new(&net, "a"), Node::new(&net, "b"));
+    a.transport.connect("b", SECOND).unwrap();
+    b.transport.shutdown();
+    drain(&net);
+    assert!(matches!(a.take()[..], [Event::LinkDown { .. }]));
+    assert!(b.take().is_empty());
+    assert!(net.now() < crate::protocol::Time(0).after(SECOND), "no need to wait");
 }

@@ -1,6 +1,7 @@
 //! Every fault and every promise of the simulated network, with real memory and its bytes compared.
 
 mod determinism;
+mod ends;
 mod lanes;
 mod links;
 mod live;
@@ -230,4 +231,19 @@ const FLUSHED: CompletionStatus = CompletionStatus::Flushed;
 
 fn certain_late(late_landing: f64) -> SimConfig {
     SimConfig { late_landing, ..SimConfig::seeded(3) }
+}
+
+/// A bed with block 0..8 posted over lane 0 and held in flight.
+fn in_flight(config: SimConfig) -> Bed {
+    let bed = Bed::ready(config);
+    bed.net.hold_writes(Filter::any());
+    bed.write(L0, 1, 0..8);
+    bed.marker(L0, 2);
+    drain(&bed.net);
+    bed
+}
+
+fn release(bed: &Bed) {
+    bed.net.release_writes();
+    drain(&bed.net);
 }
