@@ -1,0 +1,839 @@
+//! The receiving side: leases filled by one or more grants, from the grant to sealed pages or to
+//! pages that are free again.
+//!
+//! An **assembly** is one lease; each of its **parts** is one grant to one sender and has its own
+//! transfer id. The assembly is sealed when every part is complete, quiescent and verified; the
+//! first failure of any part ends all of them.
+
+mod part;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::cause::{Cause, Phase, TransferError};
+use super::coverage::{Slice, check_exact};
+use super::ids::{Generation, Incarnation, LaneId, PageIndex, PoolId, Round, Time, TransferId};
+use super::label::{Binding, Label};
+use super::layout::PoolLayout;
+use super::ledger::Ledger;
+use super::message::{GrantComponent, Message};
+use super::{BlockMap, ComponentShape};
+pub use part::PartState;
+use part::{Landed, Part};
+
+/// The ledgers that the receiver acts on, by pool.
+pub type Ledgers = BTreeMap<PoolId, Ledger>;
+
+/// Names one assembly of one engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AssemblyId(pub u64);
+
+/// Limits in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReceiverSettings {
+    /// First resend of an unacknowledged message.
+    pub resend: Duration,
+    /// How long a failed transfer waits for its sender to drain before it fences the lanes.
+    pub drain_grace: Duration,
+    /// How long a sealed transfer goes on telling a sender that doesn't acknowledge.
+    pub linger: Duration,
+    /// Most resumes of one transfer.
+    pub max_rounds: u16,
+}
+
+impl Default for ReceiverSettings {
+    fn default() -> Self {
+        ReceiverSettings {
+            resend: Duration::from_millis(500),
+            drain_grace: Duration::from_millis(500),
+            linger: Duration::from_secs(10),
+            max_rounds: 8,
+        }
+    }
+}
+
+/// Pages of one pool, leased under one generation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseComponent {
+    /// The pool.
+    pub pool: PoolId,
+    /// Its layout.
+    pub layout: PoolLayout,
+    /// The pages, in logical order.
+    pub pages: Vec<PageIndex>,
+    /// Their generation.
+    pub generation: Generation,
+}
+
+/// What one sender is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OpenPart {
+    /// The sender.
+    pub peer: Incarnation,
+    /// Finds its half.
+    pub label: Label,
+    /// What request it is for.
+    pub binding: Binding,
+    /// What it shall write; at most one slice per lease component.
+    pub slices: Vec<Slice>,
+}
+
+/// What to do next. In order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ReceiverAction {
+    /// Send a message to a peer.
+    Send {
+        /// To.
+        peer: Incarnation,
+        /// What.
+        message: Message,
+    },
+    /// Let the part's bytes land.
+    OpenLanding {
+        /// The assembly.
+        assembly: AssemblyId,
+        /// The part.
+        id: TransferId,
+        /// Generation that every write must state.
+        generation: Generation,
+        /// What of the lease the part covers.
+        slices: Vec<Slice>,
+        /// Digest what lands.
+        integrity: bool,
+    },
+    /// Stop its bytes from landing; [`Receiver::on_landing_closed`] must follow.
+    CloseLanding {
+        /// The part.
+        id: TransferId,
+    },
+    /// No frame of it can come any more.
+    ForgetLanding {
+        /// The part.
+        id: TransferId,
+    },
+    /// Take back what landed over a fenced lane.
+    Unland {
+        /// The part.
+        id: TransferId,
+        /// The lane.
+        lane: LaneId,
+    },
+    /// Fence a lane; [`Receiver::on_lane_fenced`] must follow.
+    Fence {
+        /// Of this peer.
+        peer: Incarnation,
+        /// The lane.
+        lane: LaneId,
+    },
+    /// The one terminal event of an assembly. [I9]
+    Finished {
+        /// Which.
+        assembly: AssemblyId,
+        /// Sealed (or, without integrity, verified by coverage alone), or why not.
+        outcome: Result<(), TransferError>,
+    },
+    /// The pages of a failed assembly are free again. Pages to be zeroed first come with it.
+    Released {
+        /// Which.
+        assembly: AssemblyId,
+        /// Per pool: pages that must be zeroed, then reported to [`Ledger::scrubbed`].
+        scrub: Vec<(PoolId, Vec<PageIndex>)>,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Stage {
+    /// Grants are out; senders write.
+    Filling,
+    /// All parts are complete and quiescent; digests are on their way.
+    Verifying,
+    /// Readable; `Verified` is being told until the time given.
+    Sealed { until: Time },
+    /// Failed and pages quarantined; lanes are fenced at the time given.
+    Draining { fence_at: Time },
+    /// Failed, pages released; some senders don't know yet.
+    Released,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Assembly {
+    lease: Vec<LeaseComponent>,
+    deadline: Time,
+    integrity: bool,
+    stage: Stage,
+    parts: Vec<TransferId>,
+}
+
+/// All transfers that one engine receives.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Receiver {
+    me: Incarnation,
+    settings: ReceiverSettings,
+    last_counter: u64,
+    last_assembly: u64,
+    assemblies: BTreeMap<AssemblyId, Assembly>,
+    parts: BTreeMap<TransferId, Part>,
+    /// Lanes that peers may be writing through, as far as they aren't fenced.
+    lanes: BTreeMap<(Incarnation, LaneId), LaneHealth>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum LaneHealth {
+    Up,
+    Down,
+}
+
+type Actions = Vec<ReceiverAction>;
+
+impl Receiver {
+    /// Nothing open.
+    pub fn new(me: Incarnation, settings: ReceiverSettings) -> Receiver {
+        Receiver {
+            me,
+            settings,
+            last_counter: 0,
+            last_assembly: 0,
+            assemblies: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+        }
+    }
+
+    /// Opens an assembly over leased (granted) pages. On an error nothing was sent and the pages
+    /// are still leased.
+    pub fn open(
+        &mut self,
+        now: Time,
+        lease: Vec<LeaseComponent>,
+        parts: Vec<OpenPart>,
+        deadline: Time,
+        integrity: bool,
+        actions: &mut Actions,
+    ) -> Result<AssemblyId, TransferError> {
+        let maps = self.check_open(&lease, &parts)?;
+        self.last_assembly += 1;
+        let assembly = AssemblyId(self.last_assembly);
+        let first = self.last_counter + 1;
+        self.last_counter += parts.len() as u64;
+        let ids = (first..=self.last_counter).map(|counter| TransferId { receiver: self.me, counter });
+        let ids: Vec<TransferId> = ids.collect();
+        let generation = lease[0].generation;
+        for ((open, map), &id) in parts.into_iter().zip(maps).zip(&ids) {
+            let slices = open.slices.clone();
+            let mut part = Part::new(assembly, open, map, self.settings.resend);
+            let oldest_live = self.oldest_live(part.peer, id);
+            let grant = part.grant(id, &lease, generation, now.until(deadline), integrity, oldest_live);
+            actions.push(ReceiverAction::OpenLanding { assembly, id, generation, slices, integrity });
+            part.send(now, Message::Grant { grant }, actions);
+            self.parts.insert(id, part);
+        }
+        let stage = Stage::Filling;
+        let entry = Assembly { lease, deadline, integrity, stage, parts: ids };
+        self.assemblies.insert(assembly, entry);
+        Ok(assembly)
+    }
+
+    fn check_open(
+        &self,
+        lease: &[LeaseComponent],
+        parts: &[OpenPart],
+    ) -> Result<Vec<BlockMap>, TransferError> {
+        let refuse = |part: Option<&OpenPart>, cause: Cause| TransferError {
+            transfer: None,
+            label: part.map(|p| p.label.clone()).unwrap_or_default(),
+            peer: part.map(|p| p.peer),
+            phase: Phase::Admission,
+            bytes_done: 0,
+            bytes_total: lease.iter().map(|c| c.layout.page_bytes() * c.pages.len() as u64).sum(),
+            cause,
+        };
+        if lease.is_empty() || lease.iter().any(|c| c.pages.is_empty()) || parts.is_empty() {
+            return Err(refuse(parts.first(), Cause::EmptyTransfer {}));
+        }
+        let components: Vec<(u32, &[u32])> =
+            lease.iter().map(|c| (c.pages.len() as u32, &c.layout.item_lens[..])).collect();
+        let slices: Vec<&Slice> = parts.iter().flat_map(|part| &part.slices).collect();
+        check_exact(&components, &slices).map_err(|why| {
+            refuse(parts.first(), Cause::ProtocolViolation { why: why.to_string().into() })
+        })?;
+        let mut maps = Vec::with_capacity(parts.len());
+        for (index, part) in parts.iter().enumerate() {
+            let same = |other: &OpenPart| (&other.label, other.peer) == (&part.label, part.peer);
+            let live = self.parts.values().any(|p| p.is_live() && (&p.label, p.peer) == (&part.label, part.peer));
+            if live || parts[..index].iter().any(same) {
+                return Err(refuse(Some(part), Cause::DuplicateLabel {}));
+            }
+            let shape = |slice: &Slice| ComponentShape {
+                page_count: slice.pages.end - slice.pages.start,
+                extents: slice.extents.clone(),
+            };
+            let shapes: Vec<ComponentShape> = part.slices.iter().map(shape).collect();
+            maps.push(BlockMap::new(&shapes).map_err(|why| {
+                refuse(Some(part), Cause::ProtocolViolation { why: why.to_string().into() })
+            })?);
+        }
+        Ok(maps)
+    }
+
+    /// Transfers below this counter have ended, as far as `peer` can know of them.
+    fn oldest_live(&self, peer: Incarnation, newest: TransferId) -> u64 {
+        let own = self.parts.iter().filter(|(_, part)| part.peer == peer);
+        own.map(|(id, _)| id.counter).min().unwrap_or(newest.counter)
+    }
+
+    /// The application gives up: cancels, drops its handle, shuts down, or found a fault.
+    pub fn abort(
+        &mut self,
+        now: Time,
+        assembly: AssemblyId,
+        cause: Cause,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        let first = self.assemblies.get(&assembly).and_then(|a| a.parts.first().copied());
+        if let Some(id) = first {
+            self.fail(now, id, cause, ledgers, actions);
+        }
+    }
+
+    /// A write of `id` was refused by the transport: nothing of it landed, and the sender is
+    /// broken or hostile.
+    pub fn on_write_refused(
+        &mut self,
+        now: Time,
+        id: TransferId,
+        cause: Cause,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        self.fail(now, id, cause, ledgers, actions);
+    }
+
+    /// A lane from `peer` can carry writes.
+    pub fn on_lane_up(&mut self, now: Time, peer: Incarnation, lane: LaneId, actions: &mut Actions) {
+        self.lanes.insert((peer, lane), LaneHealth::Up);
+        let part_ids: Vec<TransferId> = self.parts_of(peer);
+        for id in part_ids {
+            let Some(part) = self.parts.get_mut(&id) else { continue };
+            let draining = matches!(
+                self.assemblies.get(&part.assembly).map(|a| &a.stage),
+                Some(Stage::Draining { .. })
+            );
+            if draining && !part.accepted() {
+                part.suspect(lane);
+            }
+            self.try_resume(now, id, actions);
+        }
+    }
+
+    /// A lane from `peer` broke; the engine is fencing it.
+    pub fn on_lane_down(&mut self, peer: Incarnation, lane: LaneId) {
+        if let Some(health) = self.lanes.get_mut(&(peer, lane)) {
+            *health = LaneHealth::Down;
+        }
+    }
+
+    /// A lane from `peer` is out of service: nothing lands through it any more.
+    pub fn on_lane_fenced(
+        &mut self,
+        now: Time,
+        peer: Incarnation,
+        lane: LaneId,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        self.lanes.remove(&(peer, lane));
+        for id in self.parts_of(peer) {
+            if let Some(part) = self.parts.get_mut(&id) {
+                part.on_fenced(id, lane, actions);
+            }
+            self.try_resume(now, id, actions);
+            self.advance(now, id, ledgers, actions);
+        }
+    }
+
+    /// The in-band marker of `id` came through `lane`.
+    pub fn on_marker(
+        &mut self,
+        now: Time,
+        peer: Incarnation,
+        lane: LaneId,
+        id: TransferId,
+        round: Round,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        if let Some(part) = self.parts.get_mut(&id).filter(|part| part.peer == peer) {
+            part.on_marker(lane, round);
+            self.advance(now, id, ledgers, actions);
+        }
+    }
+
+    /// Nothing of `id` lands any more; `digests` are those of what did.
+    pub fn on_landing_closed(
+        &mut self,
+        now: Time,
+        id: TransferId,
+        landed_bytes: u64,
+        digests: Option<Vec<Vec<u64>>>,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        if let Some(part) = self.parts.get_mut(&id) {
+            part.landed = Landed::Closed { bytes: landed_bytes, digests };
+            self.advance(now, id, ledgers, actions);
+        }
+    }
+
+    /// The session with `peer` is over. The engine fences its lanes.
+    pub fn on_peer_lost(
+        &mut self,
+        now: Time,
+        peer: Incarnation,
+        cause: &Cause,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        for id in self.parts_of(peer) {
+            if let Some(part) = self.parts.get_mut(&id) {
+                part.on_peer_lost();
+            }
+            self.fail(now, id, cause.clone(), ledgers, actions);
+            self.fence_all(id, actions);
+            self.advance(now, id, ledgers, actions);
+        }
+    }
+
+    /// The session came back over a new link: everything unacknowledged is sent again.
+    pub fn on_peer_back(&mut self, now: Time, peer: Incarnation, actions: &mut Actions) {
+        let mut ids = Vec::new();
+        for (id, part) in self.parts.iter_mut().filter(|(_, part)| part.peer == peer) {
+            part.outbox.hurry(now);
+            if part.is_live() {
+                ids.push(*id);
+            }
+        }
+        for ids in ids.chunks(1024) {
+            let message = Message::Live { ids: ids.to_vec() };
+            actions.push(ReceiverAction::Send { peer, message });
+        }
+    }
+
+    /// Whether new lanes from `peer` may be opened: not while it may not know yet that a transfer,
+    /// whose pages went back by a fence alone, is over. Else it could go on writing through them.
+    pub fn may_open_lanes(&self, peer: Incarnation) -> bool {
+        !self.parts.values().any(|part| part.peer == peer && part.awaits_peer())
+    }
+
+    /// Assemblies that aren't over: filling, verifying or draining.
+    pub fn live_assemblies(&self) -> usize {
+        let over = |stage: &Stage| matches!(stage, Stage::Sealed { .. } | Stage::Released);
+        self.assemblies.values().filter(|assembly| !over(&assembly.stage)).count()
+    }
+
+    /// Transfers that want a lane from `peer`.
+    pub fn wants_lanes(&self, peer: Incarnation) -> bool {
+        self.parts.values().any(|part| part.peer == peer && part.is_live())
+    }
+
+    /// When [`Receiver::on_timeout`] is due.
+    pub fn next_timeout(&self) -> Time {
+        let stages = self.assemblies.values().map(|assembly| match assembly.stage {
+            Stage::Filling | Stage::Verifying => assembly.deadline,
+            Stage::Sealed { until } => until,
+            Stage::Draining { fence_at } => fence_at,
+            Stage::Released => Time::NEVER,
+        });
+        let resends = self.parts.values().map(|part| part.outbox.next_due());
+        stages.chain(resends).min().unwrap_or(Time::NEVER)
+    }
+
+    /// Deadlines and resends that are due.
+    pub fn on_timeout(&mut self, now: Time, ledgers: &mut Ledgers, actions: &mut Actions) {
+        for part in self.parts.values_mut() {
+            for message in part.outbox.due(now) {
+                actions.push(ReceiverAction::Send { peer: part.peer, message });
+            }
+        }
+        let ids: Vec<AssemblyId> = self.assemblies.keys().copied().collect();
+        for id in ids {
+            let Some(assembly) = self.assemblies.get_mut(&id) else { continue };
+            match assembly.stage {
+                Stage::Filling | Stage::Verifying if assembly.deadline <= now => {
+                    let slow = self.slowest_part(id);
+                    self.fail(now, slow, Cause::DeadlineExceeded {}, ledgers, actions);
+                }
+                Stage::Sealed { until } if until <= now => self.remove(id),
+                Stage::Draining { fence_at } if fence_at <= now => {
+                    assembly.stage = Stage::Draining { fence_at: Time::NEVER };
+                    for part in assembly.parts.clone() {
+                        self.fence_all(part, actions);
+                        self.advance(now, part, ledgers, actions);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn slowest_part(&self, assembly: AssemblyId) -> TransferId {
+        let parts = &self.assemblies[&assembly].parts;
+        let behind = |id: &&TransferId| self.parts.get(id).is_some_and(|part| !part.is_complete());
+        parts.iter().find(behind).or(parts.first()).copied().unwrap_or_default()
+    }
+
+    /// A message from `peer` about a transfer that this side receives.
+    pub fn on_message(
+        &mut self,
+        now: Time,
+        peer: Incarnation,
+        message: Message,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        let Some(id) = message.transfer() else { return };
+        if !self.parts.get(&id).is_some_and(|part| part.peer == peer) {
+            Self::answer_stale(peer, id, &message, actions);
+            return;
+        }
+        if let Some(ack) = message.ack() {
+            actions.push(ReceiverAction::Send { peer, message: ack });
+        }
+        match message {
+            Message::Accept { bytes, lanes, .. } => {
+                self.on_accept(now, id, bytes, lanes, ledgers, actions);
+            }
+            Message::Refuse { cause, .. } => {
+                self.with_part(id, |part| part.on_refused());
+                self.fail(now, id, cause, ledgers, actions);
+                self.advance(now, id, ledgers, actions);
+            }
+            Message::Complete { round, manifest, .. } => {
+                let refused = self.parts.get_mut(&id).and_then(|part| {
+                    part.on_complete(round, manifest, &self.assemblies[&part.assembly].lease)
+                });
+                match refused {
+                    Some(cause) => self.fail(now, id, cause, ledgers, actions),
+                    None => self.advance(now, id, ledgers, actions),
+                }
+            }
+            Message::Abort { cause, .. } => match self.stage_of(id) {
+                Some(Stage::Sealed { .. }) => {
+                    actions.push(ReceiverAction::Send { peer, message: Message::TooLate { id } });
+                }
+                _ => self.fail(now, id, cause, ledgers, actions),
+            },
+            Message::Drained { round, cause, lanes, .. } => {
+                self.with_part(id, |part| part.on_drained(round, &lanes));
+                self.fail(now, id, cause, ledgers, actions);
+                for drain in lanes.iter().filter(|drain| drain.needs_fence) {
+                    self.fence_lane(id, drain.lane, actions);
+                }
+                self.advance(now, id, ledgers, actions);
+            }
+            Message::Stale { .. } => {
+                self.with_part(id, |part| part.on_forgotten());
+                self.fail(now, id, Cause::StaleTransfer {}, ledgers, actions);
+                self.fence_all(id, actions);
+                self.advance(now, id, ledgers, actions);
+            }
+            Message::Ack { of, round, .. } => {
+                self.with_part(id, |part| part.outbox.ack(of, round));
+                self.settle(id);
+            }
+            _ => {}
+        }
+    }
+
+    /// An id that isn't live: what it asks for has been done, or never will be. [I10]
+    fn answer_stale(peer: Incarnation, id: TransferId, message: &Message, actions: &mut Actions) {
+        let answer = match message {
+            Message::Drained { .. } | Message::Refuse { .. } | Message::Abort { .. } => message.ack(),
+            Message::Accept { .. } | Message::Complete { .. } => Some(Message::Stale { id }),
+            _ => None,
+        };
+        actions.extend(answer.map(|message| ReceiverAction::Send { peer, message }));
+    }
+
+    fn on_accept(
+        &mut self,
+        now: Time,
+        id: TransferId,
+        bytes: u64,
+        lanes: Vec<LaneId>,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        let Some(part) = self.parts.get_mut(&id) else { return };
+        part.outbox.settle(Message::GRANT);
+        let granted_bytes = part.map.byte_count();
+        let peer = part.peer;
+        part.accept(lanes.iter().map(|&lane| {
+            (lane, !self.lanes.contains_key(&(peer, lane)))
+        }));
+        if bytes != granted_bytes {
+            let cause = Cause::IncompleteCoverage { granted_bytes, covered_bytes: bytes };
+            self.fail(now, id, cause, ledgers, actions);
+        }
+        if matches!(self.stage_of(id), Some(Stage::Draining { fence_at: Time::NEVER })) {
+            self.fence_all(id, actions);
+        }
+        self.try_resume(now, id, actions);
+        self.advance(now, id, ledgers, actions);
+    }
+
+    fn with_part(&mut self, id: TransferId, change: impl FnOnce(&mut Part)) {
+        if let Some(part) = self.parts.get_mut(&id) {
+            change(part);
+        }
+    }
+
+    fn parts_of(&self, peer: Incarnation) -> Vec<TransferId> {
+        self.parts.iter().filter(|(_, part)| part.peer == peer).map(|(id, _)| *id).collect()
+    }
+
+    fn stage_of(&self, id: TransferId) -> Option<&Stage> {
+        self.parts.get(&id).and_then(|part| self.assemblies.get(&part.assembly)).map(|a| &a.stage)
+    }
+
+    /// Ends the assembly of `id` with its first cause; later causes change nothing. [I2]
+    fn fail(
+        &mut self,
+        now: Time,
+        id: TransferId,
+        cause: Cause,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        let Some(culprit) = self.parts.get(&id) else { return };
+        let assembly_id = culprit.assembly;
+        let Some(assembly) = self.assemblies.get_mut(&assembly_id) else { return };
+        if !matches!(assembly.stage, Stage::Filling | Stage::Verifying) {
+            return;
+        }
+        let phase = match assembly.stage {
+            Stage::Verifying => Phase::Verifying,
+            _ => culprit.phase(),
+        };
+        let outcome = Err(TransferError {
+            transfer: Some(id),
+            label: culprit.label.clone(),
+            peer: Some(culprit.peer),
+            phase,
+            bytes_done: culprit.landed_bytes(),
+            bytes_total: culprit.map.byte_count(),
+            cause: cause.clone(),
+        });
+        assembly.stage = Stage::Draining { fence_at: now.after(self.settings.drain_grace) };
+        for component in &assembly.lease {
+            let Some(ledger) = ledgers.get_mut(&component.pool) else { continue };
+            let held = ledger.quarantine(&component.pages, component.generation);
+            debug_assert!(held.is_ok(), "a live assembly holds its pages: {held:?}");
+        }
+        actions.push(ReceiverAction::Finished { assembly: assembly_id, outcome });
+        for part_id in assembly.parts.clone() {
+            let up: Vec<LaneId> = self.lanes_of(part_id);
+            let Some(part) = self.parts.get_mut(&part_id) else { continue };
+            part.begin_drain(part_id, up, actions);
+            let cause = match part_id == id {
+                true => cause.clone(),
+                false => Cause::SiblingFailed { sibling: id },
+            };
+            part.send_abort(now, part_id, cause, actions);
+            self.advance(now, part_id, ledgers, actions);
+        }
+        if matches!(cause, Cause::DigestMismatch { .. }) {
+            // What corrupted this transfer may corrupt the next one: its lanes go. [I12]
+            self.fence_all(id, actions);
+        }
+    }
+
+    /// Unfenced lanes from the part's peer.
+    fn lanes_of(&self, id: TransferId) -> Vec<LaneId> {
+        let Some(part) = self.parts.get(&id) else { return Vec::new() };
+        let from = (part.peer, LaneId { index: 0, epoch: 0 });
+        let own = self.lanes.range(from..).take_while(|((peer, _), _)| *peer == part.peer);
+        own.map(|((_, lane), _)| *lane).collect()
+    }
+
+    /// Fences every lane that the part may have used and that isn't fenced.
+    fn fence_all(&mut self, id: TransferId, actions: &mut Actions) {
+        let Some(part) = self.parts.get_mut(&id) else { return };
+        for lane in part.unfenced() {
+            self.fence_lane(id, lane, actions);
+        }
+    }
+
+    fn fence_lane(&mut self, id: TransferId, lane: LaneId, actions: &mut Actions) {
+        let Some(part) = self.parts.get(&id) else { return };
+        let peer = part.peer;
+        if let Some(health) = self.lanes.get_mut(&(peer, lane)) {
+            *health = LaneHealth::Down;
+        }
+        actions.push(ReceiverAction::Fence { peer, lane });
+    }
+
+    /// After a fence: the sender may go on over the lanes that are up now.
+    fn try_resume(&mut self, now: Time, id: TransferId, actions: &mut Actions) {
+        if !matches!(self.stage_of(id), Some(Stage::Filling)) {
+            return;
+        }
+        let Some(part) = self.parts.get(&id) else { return };
+        let up: Vec<LaneId> = self
+            .lanes_of(id)
+            .into_iter()
+            .filter(|&lane| self.lanes[&(part.peer, lane)] == LaneHealth::Up)
+            .collect();
+        if let Some(part) = self.parts.get_mut(&id) {
+            part.try_resume(now, id, up, self.settings.max_rounds, actions);
+        }
+    }
+
+    /// Moves the assembly of `id` on, as far as what is known allows.
+    fn advance(&mut self, now: Time, id: TransferId, ledgers: &mut Ledgers, actions: &mut Actions) {
+        let Some(assembly_id) = self.parts.get(&id).map(|part| part.assembly) else { return };
+        let Some(assembly) = self.assemblies.get(&assembly_id) else { return };
+        let parts = || assembly.parts.iter().filter_map(|id| self.parts.get(id));
+        match assembly.stage {
+            Stage::Filling if parts().all(Part::is_ready_to_verify) => {
+                self.begin_verify(now, assembly_id, ledgers, actions);
+            }
+            Stage::Verifying if parts().all(Part::is_landed) => {
+                self.verify(now, assembly_id, ledgers, actions);
+            }
+            Stage::Draining { .. } if parts().all(|p| p.is_quiescent() && p.is_landed()) => {
+                self.release(assembly_id, ledgers, actions);
+            }
+            Stage::Released => self.settle(id),
+            _ => {}
+        }
+    }
+
+    /// Writing is over: compare-and-set of every page's state and generation, then the digests.
+    fn begin_verify(
+        &mut self,
+        now: Time,
+        id: AssemblyId,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        let Some(assembly) = self.assemblies.get_mut(&id) else { return };
+        for component in &assembly.lease {
+            let Some(ledger) = ledgers.get_mut(&component.pool) else { continue };
+            if let Err(why) = ledger.begin_verify(&component.pages, component.generation) {
+                let first = assembly.parts[0];
+                let page = component.pages[0];
+                let cause = Cause::PageState { page, why: why.to_string().into() };
+                self.fail(now, first, cause, ledgers, actions);
+                return;
+            }
+        }
+        assembly.stage = Stage::Verifying;
+        for part_id in assembly.parts.clone() {
+            if let Some(part) = self.parts.get_mut(&part_id) {
+                part.close_landing(part_id, actions);
+            }
+        }
+    }
+
+    fn verify(
+        &mut self,
+        now: Time,
+        id: AssemblyId,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        let Some(assembly) = self.assemblies.get(&id) else { return };
+        let fault = assembly.parts.iter().find_map(|&part_id| {
+            let part = self.parts.get(&part_id)?;
+            Some((part_id, part.fault(&assembly.lease, assembly.integrity)?))
+        });
+        if let Some((part, cause)) = fault {
+            self.fail(now, part, cause, ledgers, actions);
+            return;
+        }
+        for component in &assembly.lease {
+            let Some(ledger) = ledgers.get_mut(&component.pool) else { continue };
+            let sealed = ledger.seal(&component.pages, component.generation);
+            debug_assert!(sealed.is_ok(), "verifying pages can be sealed: {sealed:?}");
+        }
+        actions.push(ReceiverAction::Finished { assembly: id, outcome: Ok(()) });
+        let parts = assembly.parts.clone();
+        let until = now.after(self.settings.linger);
+        if let Some(assembly) = self.assemblies.get_mut(&id) {
+            assembly.stage = Stage::Sealed { until };
+        }
+        for part_id in parts {
+            let Some(part) = self.parts.get_mut(&part_id) else { continue };
+            part.outbox.clear();
+            actions.push(ReceiverAction::ForgetLanding { id: part_id });
+            part.send(now, Message::Verified { id: part_id }, actions);
+            self.settle(part_id);
+        }
+    }
+
+    /// Every write is proven to have ended: the pages are free again, exactly once. [I3] [I9]
+    fn release(&mut self, id: AssemblyId, ledgers: &mut Ledgers, actions: &mut Actions) {
+        let Some(assembly) = self.assemblies.get_mut(&id) else { return };
+        let mut scrub = Vec::new();
+        for component in &assembly.lease {
+            let Some(ledger) = ledgers.get_mut(&component.pool) else { continue };
+            match ledger.release(&component.pages, component.generation) {
+                Ok(pages) if pages.is_empty() => {}
+                Ok(pages) => scrub.push((component.pool, pages)),
+                Err(why) => debug_assert!(false, "quarantined pages can be released: {why}"),
+            }
+        }
+        assembly.stage = Stage::Released;
+        actions.push(ReceiverAction::Released { assembly: id, scrub });
+        for part_id in assembly.parts.clone() {
+            actions.push(ReceiverAction::ForgetLanding { id: part_id });
+            self.settle(part_id);
+        }
+    }
+
+    /// Removes the assembly of `id` once it is over and every sender knows.
+    fn settle(&mut self, id: TransferId) {
+        let Some(assembly_id) = self.parts.get(&id).map(|part| part.assembly) else { return };
+        let Some(assembly) = self.assemblies.get(&assembly_id) else { return };
+        if !matches!(assembly.stage, Stage::Sealed { .. } | Stage::Released) {
+            return;
+        }
+        let mut parts = assembly.parts.iter().filter_map(|id| self.parts.get(id));
+        if parts.all(|part| part.outbox.is_empty() && !part.awaits_peer()) {
+            self.remove(assembly_id);
+        }
+    }
+
+    fn remove(&mut self, id: AssemblyId) {
+        let Some(assembly) = self.assemblies.remove(&id) else { return };
+        assembly.parts.iter().for_each(|part| {
+            self.parts.remove(part);
+        });
+    }
+
+    /// Lanes and grants that are known, for tests and traces.
+    pub fn part_state(&self, id: TransferId) -> Option<PartState> {
+        self.parts.get(&id).map(Part::state)
+    }
+
+    /// The transfers of one assembly.
+    pub fn transfers(&self, assembly: AssemblyId) -> &[TransferId] {
+        self.assemblies.get(&assembly).map_or(&[], |a| &a.parts)
+    }
+
+}
+
+pub(super) fn grant_components(lease: &[LeaseComponent], slices: &[Slice]) -> Vec<GrantComponent> {
+    let component = |slice: &Slice| {
+        let LeaseComponent { layout, pages, .. } = &lease[slice.component];
+        let range = slice.pages.start as usize..slice.pages.end as usize;
+        GrantComponent {
+            layout: layout.fingerprint(),
+            pages: pages[range].to_vec(),
+            extents: slice.extents.clone(),
+            whole_pages: slice.extents == layout.whole_page(),
+        }
+    };
+    slices.iter().map(component).collect()
+}
