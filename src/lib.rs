@@ -6,6 +6,7 @@
 //! Invariants are cited as `[I1]`..`[I18]`; `docs/ARCHITECTURE.md` lists them.
 
 pub mod digest;
+pub mod engine;
 
 pub mod memory;
 pub mod protocol;

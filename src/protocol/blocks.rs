@@ -3,7 +3,7 @@
 //! A **block** is one extent of one page in one plane. Blocks are numbered component by component,
 //! extent by extent, plane by plane, page by page, so consecutive pages of a plane are a range.
 
-use super::{BlockIndex, ComponentIndex, Extent};
+use super::{BlockIndex, ComponentIndex, Extent, PlaneIndex};
 
 /// What one component of a transfer holds: so many pages, and these extents of each.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -189,30 +189,27 @@ impl BlockMap {
         BlockRange { first: BlockIndex(0), count: self.block_count }
     }
 
-    /// The blocks of logical pages `pages` of `component`, in every plane.
-    pub fn pages(&self, component: ComponentIndex, pages: std::ops::Range<u32>) -> Vec<BlockRange> {
-        self.planes_of_pages(component, 0..u16::MAX, pages)
-    }
-
-    /// The blocks of logical pages `pages` of `component` in planes `planes`, counted per extent
-    /// from its first plane. What lies outside the component is left out.
+    /// The blocks of logical pages `pages` of `component` in planes `planes` of a pool where the
+    /// component's extents start at `first_planes`. What lies outside is left out.
     pub fn planes_of_pages(
         &self,
         component: ComponentIndex,
+        first_planes: &[PlaneIndex],
         planes: std::ops::Range<u16>,
         pages: std::ops::Range<u32>,
     ) -> Vec<BlockRange> {
         let mut ranges: Vec<BlockRange> = Vec::new();
         for section in self.sections.iter().filter(|s| s.component == component.0) {
-            let end_page = pages.end.min(section.page_count);
-            let count = end_page.saturating_sub(pages.start);
-            let end_plane = u32::from(planes.end).min(section.plane_count);
-            for plane in u32::from(planes.start)..end_plane {
+            let first_plane = first_planes.get(usize::from(section.extent)).map_or(0, |p| p.0);
+            let start_plane = u32::from(planes.start.saturating_sub(first_plane));
+            let end_plane = u32::from(planes.end.saturating_sub(first_plane));
+            let count = pages.end.min(section.page_count).saturating_sub(pages.start);
+            for plane in start_plane..end_plane.min(section.plane_count) {
                 let first = section.first + plane * section.page_count + pages.start;
                 match ranges.last_mut() {
+                    _ if count == 0 => {}
                     Some(last) if last.end() == u64::from(first) => last.count += count,
-                    _ if count > 0 => ranges.push(BlockRange { first: BlockIndex(first), count }),
-                    _ => {}
+                    _ => ranges.push(BlockRange { first: BlockIndex(first), count }),
                 }
             }
         }
@@ -223,7 +220,6 @@ impl BlockMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::PlaneIndex;
 
     fn two_components() -> BlockMap {
         let kv = ComponentShape {
@@ -233,6 +229,23 @@ mod tests {
         let aux =
             ComponentShape { page_count: 1, extents: vec![Extent::whole(PlaneIndex(0), 2, 8)] };
         BlockMap::new(&[kv, aux]).unwrap()
+    }
+
+    fn pages_of(map: &BlockMap, component: u16, pages: std::ops::Range<u32>) -> Vec<BlockRange> {
+        let firsts = [PlaneIndex(0), PlaneIndex(3)];
+        map.planes_of_pages(ComponentIndex(component), &firsts, 0..u16::MAX, pages)
+    }
+
+    #[test]
+    fn planes_count_in_the_pool_of_the_caller() {
+        let map = two_components();
+        let firsts = [PlaneIndex(10), PlaneIndex(13)];
+        let ranges = map.planes_of_pages(ComponentIndex(0), &firsts, 12..14, 0..5);
+        let blocks: Vec<_> = ranges.iter().flat_map(|r| r.blocks()).collect();
+        let places: Vec<_> = blocks.iter().filter_map(|b| map.locate(*b)).collect();
+        assert_eq!(places.len(), 10);
+        assert!(places[..5].iter().all(|p| (p.extent, p.plane) == (0, 2)));
+        assert!(places[5..].iter().all(|p| (p.extent, p.plane) == (1, 0)));
     }
 
     #[test]
@@ -254,16 +267,15 @@ mod tests {
     #[test]
     fn ranges_of_pages_are_exact() {
         let map = two_components();
-        let blocks: Vec<_> =
-            map.pages(ComponentIndex(0), 1..3).iter().flat_map(|r| r.blocks()).collect();
+        let blocks: Vec<_> = pages_of(&map, 0, 1..3).iter().flat_map(|r| r.blocks()).collect();
         assert_eq!(blocks.len(), 2 * 4);
         for block in blocks {
             let place = map.locate(block).unwrap();
             assert_eq!(place.component, ComponentIndex(0));
             assert!((1..3).contains(&place.page));
         }
-        assert_eq!(map.pages(ComponentIndex(0), 0..5).len(), 1, "whole planes join up");
-        assert!(map.pages(ComponentIndex(7), 0..5).is_empty());
+        assert_eq!(pages_of(&map, 0, 0..5).len(), 1, "whole planes join up");
+        assert!(pages_of(&map, 7, 0..5).is_empty());
     }
 
     #[test]

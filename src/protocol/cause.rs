@@ -213,23 +213,38 @@ impl Cause {
         use Cause::*;
         match self {
             Refused { .. } => "fail the request, or prefill it again elsewhere",
-            AbortedBySender { .. } | AbortedByReceiver { .. } => "run prefill again if the request still matters",
-            DeadlineExceeded {} => "retry; if it recurs, raise the deadline or look for a stalled peer",
+            AbortedBySender { .. } | AbortedByReceiver { .. } => {
+                "run prefill again if the request still matters"
+            }
+            DeadlineExceeded {} => {
+                "retry; if it recurs, raise the deadline or look for a stalled peer"
+            }
             PeerLost { .. } => "retry with another peer, or with this one once it is back",
             IncompleteCoverage { .. } | IncompleteWrite { .. } => {
                 "compare what prefill admitted with what decode reserved; fail the request"
             }
-            DigestMismatch { .. } => "retry; if it recurs, take the node out of service: memory or network corrupts data",
+            DigestMismatch { .. } => {
+                "retry; if it recurs, take the node out of service: memory or network corrupts data"
+            }
             BindingMismatch { .. } => "the label was reused for another request: use a fresh label",
-            LayoutMismatch { .. } => "start both sides with the same model, dtype, page size and parallelism",
-            PageCountMismatch { .. } => "compare the prompt's length on both sides; fail the request",
+            LayoutMismatch { .. } => {
+                "start both sides with the same model, dtype, page size and parallelism"
+            }
+            PageCountMismatch { .. } => {
+                "compare the prompt's length on both sides; fail the request"
+            }
             DuplicateLabel {} => "use a label once at a time",
             StaleTransfer {} => "open a new transfer",
             CapacityExceeded { .. } => "refuse the request at admission, or enlarge the pool",
             LaneFailed { .. } => "retry; lanes are rebuilt in the background",
-            QuarantineFull { .. } => "wait for the fences in progress; if it stays, restart the silent peers",
+            QuarantineFull { .. } => {
+                "wait for the fences in progress; if it stays, restart the silent peers"
+            }
             EmptyTransfer {} => "don't transfer nothing: skip the transfer",
-            ManifestMismatch { .. } | OutsideGrant { .. } | DuplicateBlock { .. } | StaleGeneration { .. }
+            ManifestMismatch { .. }
+            | OutsideGrant { .. }
+            | DuplicateBlock { .. }
+            | StaleGeneration { .. }
             | ProtocolViolation { .. } => "the peer is broken or hostile: take it out of service",
             ShuttingDown {} => "retry with another peer",
             SiblingFailed { .. } => "see the sibling transfer's cause",
@@ -255,7 +270,10 @@ impl fmt::Display for Cause {
                 write!(f, "the manifest's {field} is {stated}, the grant's is {granted}")
             }
             OutsideGrant { first_block, block_count } => {
-                write!(f, "a write at block {first_block} is outside the grant of {block_count} blocks")
+                write!(
+                    f,
+                    "a write at block {first_block} is outside the grant of {block_count} blocks"
+                )
             }
             DuplicateBlock { block } => write!(f, "block {block} was written twice"),
             StaleGeneration { granted, stated } => {

@@ -57,10 +57,7 @@ pub enum CoverageError {
 }
 
 /// Checks that `slices` cover each component, of (logical pages, page length per plane), exactly.
-pub fn check_exact(
-    components: &[(u32, &[u32])],
-    slices: &[&Slice],
-) -> Result<(), CoverageError> {
+pub fn check_exact(components: &[(u32, &[u32])], slices: &[&Slice]) -> Result<(), CoverageError> {
     for slice in slices {
         let (first, end) = (slice.pages.start, slice.pages.end);
         let page_count = components.get(slice.component).map_or(0, |(pages, _)| *pages);

@@ -71,11 +71,7 @@ impl PoolLayout {
 impl Fingerprint {
     /// The first field that differs: its name, its value here and there. Page lengths count only
     /// if `whole_pages`: parts of pages are compared extent by extent.
-    pub fn difference(
-        &self,
-        other: &Fingerprint,
-        whole_pages: bool,
-    ) -> Option<(Text, Text, Text)> {
+    pub fn difference(&self, other: &Fingerprint, whole_pages: bool) -> Option<(Text, Text, Text)> {
         let field = |name: &str, a: String, b: String| {
             (a != b).then(|| (Text::new(name), Text::new(a), Text::new(b)))
         };
@@ -135,8 +131,7 @@ mod tests {
     fn whole_page_extents_cover_every_plane_once() {
         let extents = layout().whole_page();
         assert_eq!(extents.len(), 2);
-        let bytes: u64 =
-            extents.iter().map(|e| e.block_len() * u64::from(e.plane_count)).sum();
+        let bytes: u64 = extents.iter().map(|e| e.block_len() * u64::from(e.plane_count)).sum();
         assert_eq!(bytes, layout().page_bytes());
         extents.iter().for_each(|e| e.check(&layout().item_lens).unwrap());
     }

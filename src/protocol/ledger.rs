@@ -175,6 +175,11 @@ impl Ledger {
         }
     }
 
+    /// Quarantined pages past which nothing is granted.
+    pub fn quarantine_budget(&self) -> usize {
+        self.quarantine_budget
+    }
+
     /// State and generation of one page; `None` if the pool hasn't got it.
     pub fn page(&self, page: PageIndex) -> Option<(PageState, Generation)> {
         self.pages.get(page.0 as usize).map(|p| (p.state, p.generation))
@@ -245,11 +250,7 @@ impl Ledger {
     }
 
     /// Makes verified pages readable.
-    pub fn seal(
-        &mut self,
-        pages: &[PageIndex],
-        generation: Generation,
-    ) -> Result<(), LedgerError> {
+    pub fn seal(&mut self, pages: &[PageIndex], generation: Generation) -> Result<(), LedgerError> {
         self.advance(pages, generation, PageState::Verifying, PageState::Sealed)
     }
 
@@ -344,11 +345,9 @@ impl Ledger {
         self.check_range(pages)?;
         self.check_state(pages, PageState::Sealed, Some(generation))?;
         match pages.iter().find(|page| self.pages[page.0 as usize].leaving) {
-            Some(&page) => Err(LedgerError::State {
-                page,
-                state: PageState::Free,
-                wanted: PageState::Sealed,
-            }),
+            Some(&page) => {
+                Err(LedgerError::State { page, state: PageState::Free, wanted: PageState::Sealed })
+            }
             None => Ok(()),
         }
     }

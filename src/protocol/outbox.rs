@@ -35,8 +35,7 @@ impl Outbox {
 
     /// Drops what the acknowledgement is for.
     pub fn ack(&mut self, of: u8, round: Round) {
-        self.unacked
-            .retain(|entry| (entry.message.code(), entry.message.round()) != (of, round));
+        self.unacked.retain(|entry| (entry.message.code(), entry.message.round()) != (of, round));
     }
 
     /// Drops the messages of one kind: something else answered them.

@@ -215,15 +215,23 @@ impl Receiver {
         let assembly = AssemblyId(self.last_assembly);
         let first = self.last_counter + 1;
         self.last_counter += parts.len() as u64;
-        let ids = (first..=self.last_counter).map(|counter| TransferId { receiver: self.me, counter });
+        let ids =
+            (first..=self.last_counter).map(|counter| TransferId { receiver: self.me, counter });
         let ids: Vec<TransferId> = ids.collect();
         let generation = lease[0].generation;
         for ((open, map), &id) in parts.into_iter().zip(maps).zip(&ids) {
             let slices = open.slices.clone();
             let mut part = Part::new(assembly, open, map, self.settings.resend);
             let oldest_live = self.oldest_live(part.peer, id);
-            let grant = part.grant(id, &lease, generation, now.until(deadline), integrity, oldest_live);
-            actions.push(ReceiverAction::OpenLanding { assembly, id, generation, slices, integrity });
+            let grant =
+                part.grant(id, &lease, generation, now.until(deadline), integrity, oldest_live);
+            actions.push(ReceiverAction::OpenLanding {
+                assembly,
+                id,
+                generation,
+                slices,
+                integrity,
+            });
             part.send(now, Message::Grant { grant }, actions);
             self.parts.insert(id, part);
         }
@@ -259,7 +267,10 @@ impl Receiver {
         let mut maps = Vec::with_capacity(parts.len());
         for (index, part) in parts.iter().enumerate() {
             let same = |other: &OpenPart| (&other.label, other.peer) == (&part.label, part.peer);
-            let live = self.parts.values().any(|p| p.is_live() && (&p.label, p.peer) == (&part.label, part.peer));
+            let live = self
+                .parts
+                .values()
+                .any(|p| p.is_live() && (&p.label, p.peer) == (&part.label, part.peer));
             if live || parts[..index].iter().any(same) {
                 return Err(refuse(Some(part), Cause::DuplicateLabel {}));
             }
@@ -310,7 +321,13 @@ impl Receiver {
     }
 
     /// A lane from `peer` can carry writes.
-    pub fn on_lane_up(&mut self, now: Time, peer: Incarnation, lane: LaneId, actions: &mut Actions) {
+    pub fn on_lane_up(
+        &mut self,
+        now: Time,
+        peer: Incarnation,
+        lane: LaneId,
+        actions: &mut Actions,
+    ) {
         self.lanes.insert((peer, lane), LaneHealth::Up);
         let part_ids: Vec<TransferId> = self.parts_of(peer);
         for id in part_ids {
@@ -548,7 +565,9 @@ impl Receiver {
     /// An id that isn't live: what it asks for has been done, or never will be. [I10]
     fn answer_stale(peer: Incarnation, id: TransferId, message: &Message, actions: &mut Actions) {
         let answer = match message {
-            Message::Drained { .. } | Message::Refuse { .. } | Message::Abort { .. } => message.ack(),
+            Message::Drained { .. } | Message::Refuse { .. } | Message::Abort { .. } => {
+                message.ack()
+            }
             Message::Accept { .. } | Message::Complete { .. } => Some(Message::Stale { id }),
             _ => None,
         };
@@ -568,9 +587,7 @@ impl Receiver {
         part.outbox.settle(Message::GRANT);
         let granted_bytes = part.map.byte_count();
         let peer = part.peer;
-        part.accept(lanes.iter().map(|&lane| {
-            (lane, !self.lanes.contains_key(&(peer, lane)))
-        }));
+        part.accept(lanes.iter().map(|&lane| (lane, !self.lanes.contains_key(&(peer, lane)))));
         if bytes != granted_bytes {
             let cause = Cause::IncompleteCoverage { granted_bytes, covered_bytes: bytes };
             self.fail(now, id, cause, ledgers, actions);
@@ -736,13 +753,7 @@ impl Receiver {
         }
     }
 
-    fn verify(
-        &mut self,
-        now: Time,
-        id: AssemblyId,
-        ledgers: &mut Ledgers,
-        actions: &mut Actions,
-    ) {
+    fn verify(&mut self, now: Time, id: AssemblyId, ledgers: &mut Ledgers, actions: &mut Actions) {
         let Some(assembly) = self.assemblies.get(&id) else { return };
         let fault = assembly.parts.iter().find_map(|&part_id| {
             let part = self.parts.get(&part_id)?;
@@ -821,7 +832,6 @@ impl Receiver {
     pub fn transfers(&self, assembly: AssemblyId) -> &[TransferId] {
         self.assemblies.get(&assembly).map_or(&[], |a| &a.parts)
     }
-
 }
 
 pub(super) fn grant_components(lease: &[LeaseComponent], slices: &[Slice]) -> Vec<GrantComponent> {

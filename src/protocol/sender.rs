@@ -13,7 +13,9 @@ use std::time::Duration;
 use fixedbitset::FixedBitSet;
 
 use super::cause::{Cause, Phase, TransferError};
-use super::ids::{ComponentIndex, Generation, Incarnation, LaneId, Round, Ticket, Time, TransferId};
+use super::ids::{
+    ComponentIndex, Generation, Incarnation, LaneId, Round, Ticket, Time, TransferId,
+};
 use super::label::{Binding, Label};
 use super::layout::Fingerprint;
 use super::message::{Grant, GrantComponent, Message};
@@ -282,7 +284,12 @@ impl Sender {
         };
         self.offers.insert(announced.id(), offer);
         if taken {
-            self.finish_unmatched(announced.id(), Phase::Admission, Cause::DuplicateLabel {}, actions);
+            self.finish_unmatched(
+                announced.id(),
+                Phase::Admission,
+                Cause::DuplicateLabel {},
+                actions,
+            );
         }
     }
 
@@ -346,14 +353,7 @@ impl Sender {
     }
 
     /// These blocks are ready: each may be written once.
-    pub fn write(
-        &mut self,
-        now: Time,
-        admitted: &Admitted,
-        ranges: &[BlockRange],
-        actions: &mut Actions,
-    ) {
-        let id = admitted.id();
+    pub fn write(&mut self, now: Time, id: OfferId, ranges: &[BlockRange], actions: &mut Actions) {
         let Some(offer) = self.offers.get_mut(&id).filter(|offer| !offer.told) else { return };
         let Some(admission) = offer.admission.as_mut() else { return };
         match admission.mark(ranges) {
@@ -424,13 +424,7 @@ impl Sender {
         }
     }
 
-    fn finish_unmatched(
-        &mut self,
-        id: OfferId,
-        phase: Phase,
-        cause: Cause,
-        actions: &mut Actions,
-    ) {
+    fn finish_unmatched(&mut self, id: OfferId, phase: Phase, cause: Cause, actions: &mut Actions) {
         let Some(offer) = self.offers.remove(&id) else { return };
         let error = TransferError {
             transfer: None,
@@ -513,7 +507,8 @@ impl Sender {
             self.refuse_grant(now, id, cause.clone(), actions);
             return;
         }
-        let same = |other: TransferId, label: &Label| other.receiver == peer && *label == grant.label;
+        let same =
+            |other: TransferId, label: &Label| other.receiver == peer && *label == grant.label;
         let busy = self.pending.iter().any(|(&other, pending)| same(other, &pending.grant.label))
             || self.transfers.iter().any(|(&other, offer)| {
                 self.offers.get(offer).is_some_and(|o| !o.told && same(other, &o.label))
@@ -526,7 +521,8 @@ impl Sender {
             let theirs = offer.peer.is_none_or(|wanted| wanted == peer);
             offer.label == grant.label && theirs && offer.transfer.is_none() && !offer.told
         };
-        let found = self.offers.iter().find(waiting).map(|(id, offer)| (*id, offer.admission.is_some()));
+        let found =
+            self.offers.iter().find(waiting).map(|(id, offer)| (*id, offer.admission.is_some()));
         match found {
             Some((offer, true)) => self.meet(now, offer, grant, actions),
             _ => self.keep_pending(now, grant, actions),
@@ -632,7 +628,10 @@ impl Sender {
             }
             Message::Ack { of, round, .. } => {
                 transfer.outbox.ack(of, round);
-                if transfer.is_draining() && transfer.outbox.is_empty() && transfer.last_word().is_some() {
+                if transfer.is_draining()
+                    && transfer.outbox.is_empty()
+                    && transfer.last_word().is_some()
+                {
                     self.tell_failure(offer_id, actions);
                 }
             }
@@ -712,12 +711,15 @@ impl Sender {
         actions: &mut Actions,
     ) {
         let Some(&offer_id) = self.transfers.get(&id) else { return };
-        let Some(transfer) = self.offers.get_mut(&offer_id).and_then(|o| o.transfer.as_mut()) else {
+        let Some(transfer) = self.offers.get_mut(&offer_id).and_then(|o| o.transfer.as_mut())
+        else {
             return;
         };
         let bytes = transfer.on_write_done(lane, ticket, success, cancelled);
         let peer = transfer.peer;
-        if bytes > 0 && let Some(load) = self.loads.get_mut(&(peer, lane)) {
+        if bytes > 0
+            && let Some(load) = self.loads.get_mut(&(peer, lane))
+        {
             load.remove(bytes);
         }
         self.move_on(now, offer_id, actions);
@@ -739,7 +741,13 @@ impl Sender {
     }
 
     /// A lane to `peer` can carry writes.
-    pub fn on_lane_up(&mut self, now: Time, peer: Incarnation, lane: LaneId, actions: &mut Actions) {
+    pub fn on_lane_up(
+        &mut self,
+        now: Time,
+        peer: Incarnation,
+        lane: LaneId,
+        actions: &mut Actions,
+    ) {
         self.lanes.entry(peer).or_default().insert(lane);
         for id in self.offers_with(peer) {
             self.move_on(now, id, actions);
@@ -747,7 +755,13 @@ impl Sender {
     }
 
     /// A lane to `peer` broke: nothing more is posted on it, and nothing that was is done.
-    pub fn on_lane_down(&mut self, now: Time, peer: Incarnation, lane: LaneId, actions: &mut Actions) {
+    pub fn on_lane_down(
+        &mut self,
+        now: Time,
+        peer: Incarnation,
+        lane: LaneId,
+        actions: &mut Actions,
+    ) {
         if let Some(lanes) = self.lanes.get_mut(&peer) {
             lanes.remove(&lane);
         }
@@ -761,7 +775,13 @@ impl Sender {
     }
 
     /// The session with `peer` is over; the engine closes its lanes.
-    pub fn on_peer_lost(&mut self, now: Time, peer: Incarnation, cause: &Cause, actions: &mut Actions) {
+    pub fn on_peer_lost(
+        &mut self,
+        now: Time,
+        peer: Incarnation,
+        cause: &Cause,
+        actions: &mut Actions,
+    ) {
         self.pending.retain(|id, _| id.receiver != peer);
         self.tombstones.retain(|id, _| id.receiver != peer);
         self.low_water.remove(&peer);
@@ -844,7 +864,8 @@ impl Sender {
         let mut idle = 0;
         for &id in ids.iter().cycle().skip(start) {
             let transfer = offers.get_mut(&id).and_then(|offer| offer.transfer.as_mut());
-            let posted = transfer.is_some_and(|t| t.pump_one(settings, loads, last_ticket, actions));
+            let posted =
+                transfer.is_some_and(|t| t.pump_one(settings, loads, last_ticket, actions));
             idle = if posted { 0 } else { idle + 1 };
             if posted {
                 *turn = id;
@@ -945,7 +966,11 @@ fn shape_difference(granted: &[GrantComponent], offered: &[SourceComponent]) -> 
         }
         if grant.pages.len() as u64 != u64::from(offer.page_count) {
             let granted = grant.pages.len() as u32;
-            return Some(Cause::PageCountMismatch { component, granted, offered: offer.page_count });
+            return Some(Cause::PageCountMismatch {
+                component,
+                granted,
+                offered: offer.page_count,
+            });
         }
         let shape = |extents: &[Extent]| {
             let text = extents.iter().map(|e| format!("{}x{}", e.plane_count, e.block_len()));

@@ -80,7 +80,11 @@ impl Hello {
             return Ok(());
         };
         if pages > u64::from(pool.page_count) {
-            return exceeded(format!("pages of the peer's pool {name}"), pages, pool.page_count.into());
+            return exceeded(
+                format!("pages of the peer's pool {name}"),
+                pages,
+                pool.page_count.into(),
+            );
         }
         let token_limit = u64::from(pool.page_count) * u64::from(pool.tokens_per_page);
         if pool.tokens_per_page > 0 && tokens > token_limit {

@@ -46,8 +46,7 @@ impl<'a> Reader<'a> {
 
     /// Takes the next `len` bytes.
     pub fn take(&mut self, len: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
-        let (head, tail) =
-            self.bytes.split_at_checked(len).ok_or(DecodeError::Truncated(what))?;
+        let (head, tail) = self.bytes.split_at_checked(len).ok_or(DecodeError::Truncated(what))?;
         self.bytes = tail;
         Ok(head)
     }

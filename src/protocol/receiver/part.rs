@@ -6,7 +6,9 @@ use std::time::Duration;
 use super::{AssemblyId, LeaseComponent, OpenPart, ReceiverAction, grant_components};
 use crate::protocol::cause::{Cause, Phase};
 use crate::protocol::coverage::Slice;
-use crate::protocol::ids::{ComponentIndex, Generation, Incarnation, LaneId, Round, Time, TransferId};
+use crate::protocol::ids::{
+    ComponentIndex, Generation, Incarnation, LaneId, Round, Time, TransferId,
+};
 use crate::protocol::label::{Binding, Label};
 use crate::protocol::message::{Grant, LaneDrain, Manifest, Message};
 use crate::protocol::outbox::Outbox;
@@ -274,8 +276,12 @@ impl Part {
         };
         mismatch("generation", generation.0, manifest.generation.0)
             .or_else(|| mismatch("bytes", granted_bytes, manifest.bytes))
-            .or_else(|| mismatch("block_count", self.map.block_count().into(), manifest.block_count.into()))
-            .or_else(|| mismatch("components", pages.len() as u64, manifest.components.len() as u64))
+            .or_else(|| {
+                mismatch("block_count", self.map.block_count().into(), manifest.block_count.into())
+            })
+            .or_else(|| {
+                mismatch("components", pages.len() as u64, manifest.components.len() as u64)
+            })
             .or_else(counts)
     }
 
@@ -356,9 +362,8 @@ impl Part {
         max_rounds: u16,
         actions: &mut Actions,
     ) {
-        let lost = |proof: &LaneProof| {
-            proof.fenced && !proof.given_up && proof.marker < Some(self.round)
-        };
+        let lost =
+            |proof: &LaneProof| proof.fenced && !proof.given_up && proof.marker < Some(self.round);
         let dead: Vec<LaneId> =
             self.lanes.iter().filter(|(_, proof)| lost(proof)).map(|(lane, _)| *lane).collect();
         if dead.is_empty() || up.is_empty() || !self.accepted() || self.round.0 >= max_rounds {
@@ -418,7 +423,11 @@ impl Part {
             let total = wrapping_total(landed);
             if stated.total != total {
                 let field = "total".into();
-                return Some(Cause::ManifestMismatch { field, granted: total, stated: stated.total });
+                return Some(Cause::ManifestMismatch {
+                    field,
+                    granted: total,
+                    stated: stated.total,
+                });
             }
         }
         None

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::{Load, SenderAction, SenderSettings};
 use crate::protocol::cause::Cause;
-use crate::protocol::ids::{BlockIndex, Generation, Incarnation, LaneId, Round, Ticket, Time, TransferId};
+use crate::protocol::ids::{
+    BlockIndex, Generation, Incarnation, LaneId, Round, Ticket, Time, TransferId,
+};
 use crate::protocol::message::{LaneDrain, Manifest, ManifestComponent, Message};
 use crate::protocol::outbox::Outbox;
 use crate::protocol::{BlockMap, BlockRange, wrapping_total};
@@ -231,7 +233,15 @@ impl Transfer {
         }
         let digest = fresh && self.integrity;
         let (id, generation) = (self.id, self.generation);
-        actions.push(SenderAction::Post { id, peer: self.peer, lane, ticket, generation, blocks, digest });
+        actions.push(SenderAction::Post {
+            id,
+            peer: self.peer,
+            lane,
+            ticket,
+            generation,
+            blocks,
+            digest,
+        });
         true
     }
 
@@ -379,7 +389,13 @@ impl Transfer {
             *next_ticket += 1;
             let ticket = Ticket(*next_ticket);
             used.marker = Marker::Posted(ticket, round);
-            actions.push(SenderAction::Marker { id: self.id, peer: self.peer, lane, round, ticket });
+            actions.push(SenderAction::Marker {
+                id: self.id,
+                peer: self.peer,
+                lane,
+                round,
+                ticket,
+            });
         }
         self.lanes.values().all(|used| used.dead || used.is_marked(round))
     }
@@ -393,8 +409,9 @@ impl Transfer {
     }
 
     fn drained(&self, cause: Cause) -> Message {
-        let drain = |(&lane, used): (&LaneId, &LaneUse)| {
-            LaneDrain { lane, needs_fence: !used.is_marked(self.round) }
+        let drain = |(&lane, used): (&LaneId, &LaneUse)| LaneDrain {
+            lane,
+            needs_fence: !used.is_marked(self.round),
         };
         let lanes = self.lanes.iter().map(drain).collect();
         Message::Drained { id: self.id, round: self.round, cause, lanes }
