@@ -285,7 +285,9 @@ impl Worker {
     pub(super) fn post(&mut self, key: &LaneKey, job: Job) {
         let lane = self.lanes.get_mut(key).map(|lane| &mut lane.phase);
         let Some(Phase::Up { stream, end: End::Writer(writer) }) = lane else {
-            return report_done(&self.shared, key, job.done(CompletionStatus::Flushed));
+            let done = job.done(CompletionStatus::Flushed);
+            drop(job);
+            return report_done(&self.shared, key, done);
         };
         let (token, writable) = (stream.token, stream.writable);
         match writer.post(job) {

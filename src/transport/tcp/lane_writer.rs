@@ -167,7 +167,10 @@ impl LaneWriter {
     fn settle(&mut self, report: &mut impl FnMut(Done)) {
         while self.endings.front().is_some_and(|&(end, _)| end <= self.sent) {
             if let Some((_, job)) = self.endings.pop_front() {
-                report(job.done(CompletionStatus::Success));
+                let done = job.done(CompletionStatus::Success);
+                // Unpinned before it is reported.
+                drop(job);
+                report(done);
             }
         }
     }
