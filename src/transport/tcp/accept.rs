@@ -153,25 +153,25 @@ impl Worker {
 
     /// Passes a connection that has said what it is to the thread that it belongs to.
     fn hand_over(&mut self, half: HalfOpen, preamble: Preamble) {
-        let HalfOpen { mut stream, peer, .. } = half;
-        if let Err(error) = self.poll.registry().deregister(&mut stream.io) {
+        let HalfOpen { stream: Stream { mut io, .. }, peer, .. } = half;
+        if let Err(error) = self.poll.registry().deregister(&mut io) {
             return tracing::debug!("dropping a connection of {peer}: {error}");
         }
         match preamble {
             Preamble::Control => match self.shared.new_link(false) {
                 Some(link) => {
-                    let accept = Command::AcceptLink { link, stream: stream.io, peer };
+                    let accept = Command::AcceptLink { link, stream: io, peer };
                     self.shared.to_link(link, accept);
                 }
                 None => {
                     Counters::bump(&self.shared.counters.links_refused);
                     // Only so that the other side can say why.
-                    let _ = stream.write(&Reply::Full.encode());
+                    let _ = socket::send_reply(&io, Reply::Full);
                 }
             },
             Preamble::Lane { link, lane, dialler, secret } => {
                 let key = LaneKey { link, lane, role: opposite(dialler) };
-                self.shared.to_lane(&key, Command::Attach { key, secret, stream: stream.io });
+                self.shared.to_lane(&key, Command::Attach { key, secret, stream: io });
             }
         }
     }

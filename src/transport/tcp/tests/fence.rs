@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::rig::*;
 use crate::protocol::{Extent, LaneId, PageIndex, PlaneIndex};
 use crate::transport::tcp::TcpConfig;
-use crate::transport::tcp::preamble::Reply;
+use crate::transport::tcp::preamble::{LaneParams, Preamble, Reply};
 use crate::transport::{Event, LaneRole, Transport};
 
 const PAGE: u32 = 100_000;
@@ -61,6 +61,18 @@ fn a_lane_that_is_fenced_before_it_stands_never_does() {
     for preamble in preambles {
         let mut late = dial(&peer.address, &preamble);
         assert!(matches!(reply(&mut late), Some(Reply::Refused)));
+    }
+    // A connection that came before the start is kept, the first one, and goes with the fence.
+    let params = side.transport.prepare_lane(peer.link, lane(4), LaneRole::Reader).unwrap();
+    let LaneParams { link, lane, secret, .. } = LaneParams::decode(&params).unwrap();
+    let preamble = Preamble::Lane { link, lane, dialler: LaneRole::Writer, secret };
+    let connections = [0; 2].map(|_| dial(&peer.address, &preamble));
+    let refused = || side.transport.counters().lanes_refused;
+    eventually(|| refused() == 3);
+    side.transport.fence_lane(peer.link, lane);
+    side.fenced();
+    for mut connection in connections {
+        assert!(!matches!(reply(&mut connection), Some(Reply::Welcome(_))));
     }
     side.nothing_waits();
 }
