@@ -280,18 +280,32 @@ impl LandingTable {
     /// Takes back what landed over `lane`, digests included, so that it may be written again.
     /// Only right once the lane is fenced.
     pub fn unland(&self, transfer: TransferId, lane: LaneId) {
-        let mut table = self.lock();
-        let Some(open) = table.get_mut(&transfer) else { return };
-        let Some(landed) = open.landed.remove(&lane) else { return };
-        let Landing { placement, digests, landed_bytes, .. } = &open.landing;
+        let Some((Landing { placement, digests, landed_bytes, .. }, landed)) =
+            self.take_landed(transfer, lane)
+        else {
+            return;
+        };
+        // Hashing takes its time, so not under the lock. The blocks are still marked as written:
+        // until they are let go below, nobody writes them.
         for index in landed.ones() {
             let block = BlockIndex(index as u32);
-            open.admitted.set(index, false);
             let Some(place) = placement.map().locate(block) else { continue };
             landed_bytes.fetch_sub(place.len, Ordering::Relaxed);
-            if let (Some(table), Some(digest)) = (digests, placement.digest(transfer, block)) {
+            if let Some(table) = &digests
+                && let Some(digest) = placement.digest(transfer, block)
+            {
                 table.sub(place.component, place.page, digest);
             }
         }
+        if let Some(open) = self.lock().get_mut(&transfer) {
+            open.admitted.difference_with(&landed);
+        }
+    }
+
+    fn take_landed(&self, transfer: TransferId, lane: LaneId) -> Option<(Landing, FixedBitSet)> {
+        let mut table = self.lock();
+        let open = table.get_mut(&transfer)?;
+        let landed = open.landed.remove(&lane)?;
+        Some((open.landing.clone(), landed))
     }
 }

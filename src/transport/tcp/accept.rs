@@ -33,8 +33,8 @@ struct HalfOpen {
 pub(super) struct Acceptor {
     listener: Option<mio::net::TcpListener>,
     half_open: HashMap<Token, HalfOpen>,
-    /// Oldest first; those that have moved on are skipped.
-    order: VecDeque<Token>,
+    /// Oldest first, with their deadlines. Those that have moved on are skipped.
+    order: VecDeque<(Instant, Token)>,
 }
 
 impl Acceptor {
@@ -77,23 +77,36 @@ impl Worker {
 
     fn half_open(&mut self, io: mio::net::TcpStream, peer: SocketAddr) {
         Counters::bump(&self.shared.counters.accepted);
-        while self.acceptor.half_open.len() >= self.shared.config.max_half_open {
-            let Some(oldest) = self.acceptor.order.pop_front() else { break };
-            if self.drop_half_open(oldest) {
-                Counters::bump(&self.shared.counters.half_open_evicted);
-            }
-        }
+        self.make_room();
         let tuned = socket::tune(SockRef::from(&io), &self.shared.config);
         match tuned.and_then(|()| self.watch(io, Owner::HalfOpen)) {
             Ok(stream) => {
                 let token = stream.token;
                 let half = HalfOpen { stream, peer, preamble: [0; PREAMBLE_LEN], got: 0 };
                 self.acceptor.half_open.insert(token, half);
-                self.acceptor.order.push_back(token);
                 let deadline = Instant::now() + self.shared.config.handshake_timeout;
-                self.set_timer(deadline, Timer::HalfOpen(token));
+                if self.acceptor.order.is_empty() {
+                    self.set_timer(deadline, Timer::HalfOpen);
+                }
+                self.acceptor.order.push_back((deadline, token));
             }
             Err(error) => tracing::debug!("dropping a connection of {peer}: {error}"),
+        }
+    }
+
+    /// Lets the oldest go until one more fits.
+    fn make_room(&mut self) {
+        let limit = self.shared.config.max_half_open;
+        while self.acceptor.half_open.len() >= limit {
+            let Some((_, oldest)) = self.acceptor.order.pop_front() else { break };
+            if self.drop_half_open(oldest) {
+                Counters::bump(&self.shared.counters.half_open_evicted);
+            }
+        }
+        // Those that moved on behind one that stays must not pile up.
+        let Acceptor { half_open, order, .. } = &mut self.acceptor;
+        if order.len() > 2 * limit {
+            order.retain(|(_, token)| half_open.contains_key(token));
         }
     }
 
@@ -102,15 +115,16 @@ impl Worker {
         self.acceptor.half_open.remove(&token).is_some()
     }
 
-    pub(super) fn expire_half_open(&mut self, token: Token) {
-        if self.drop_half_open(token) {
-            Counters::bump(&self.shared.counters.half_open_expired);
-        }
-        // Deadlines come in the order of arrival: what is at the front has moved on.
-        while let Some(front) = self.acceptor.order.front()
-            && !self.acceptor.half_open.contains_key(front)
-        {
+    /// Drops those whose time is up; deadlines come in the order of arrival.
+    pub(super) fn expire_half_open(&mut self, now: Instant) {
+        while let Some(&(deadline, token)) = self.acceptor.order.front() {
+            if deadline > now && self.acceptor.half_open.contains_key(&token) {
+                return self.set_timer(deadline, Timer::HalfOpen);
+            }
             self.acceptor.order.pop_front();
+            if self.drop_half_open(token) {
+                Counters::bump(&self.shared.counters.half_open_expired);
+            }
         }
     }
 
@@ -139,25 +153,25 @@ impl Worker {
 
     /// Passes a connection that has said what it is to the thread that it belongs to.
     fn hand_over(&mut self, half: HalfOpen, preamble: Preamble) {
-        let HalfOpen { mut stream, peer, .. } = half;
-        if let Err(error) = self.poll.registry().deregister(&mut stream.io) {
+        let HalfOpen { stream: Stream { mut io, .. }, peer, .. } = half;
+        if let Err(error) = self.poll.registry().deregister(&mut io) {
             return tracing::debug!("dropping a connection of {peer}: {error}");
         }
         match preamble {
             Preamble::Control => match self.shared.new_link(false) {
                 Some(link) => {
-                    let accept = Command::AcceptLink { link, stream: stream.io, peer };
+                    let accept = Command::AcceptLink { link, stream: io, peer };
                     self.shared.to_link(link, accept);
                 }
                 None => {
                     Counters::bump(&self.shared.counters.links_refused);
                     // Only so that the other side can say why.
-                    let _ = stream.write(&Reply::Full.encode());
+                    let _ = socket::send_reply(&io, Reply::Full);
                 }
             },
             Preamble::Lane { link, lane, dialler, secret } => {
                 let key = LaneKey { link, lane, role: opposite(dialler) };
-                self.shared.to_lane(&key, Command::Attach { key, secret, stream: stream.io });
+                self.shared.to_lane(&key, Command::Attach { key, secret, stream: io });
             }
         }
     }

@@ -59,6 +59,8 @@ impl TcpConfig {
         self.frame_bytes = self.frame_bytes.clamp(1, 64 * 1024 * 1024);
         self.max_half_open = self.max_half_open.max(1);
         self.max_links = self.max_links.max(1);
+        // The kernel counts in seconds, and refuses 0.
+        self.keepalive = self.keepalive.map(|idle| idle.max(Duration::from_secs(3)));
         self.control_queue_bytes = self.control_queue_bytes.max(super::super::MAX_CONTROL_LEN + 4);
         self
     }

@@ -7,9 +7,9 @@ use std::time::Instant;
 use super::dial::Dial;
 use super::lane_reader::{LaneReader, Note, ReadEnd};
 use super::lane_writer::{Done, Drive, Job, LaneWriter};
-use super::preamble::{LaneParams, Preamble, REPLY_LEN, Reply, Secret};
+use super::preamble::{LaneParams, Preamble, Reply, Secret};
 use super::shared::{Counters, LaneKey, Shared};
-use super::socket::Stream;
+use super::socket::{self, Stream};
 use super::worker::{Owner, Timer, Worker};
 use crate::protocol::TransferId;
 use crate::transport::{CompletionStatus, Event, LaneRole};
@@ -149,13 +149,13 @@ impl Worker {
                 tracing::debug!("refusing a connection for {}", key.lane);
                 Counters::bump(&self.shared.counters.lanes_refused);
                 // Only so that the other side can say why.
-                let _ = send_all(&io, &Reply::Refused.encode());
+                let _ = socket::send_reply(&io, Reply::Refused);
             }
         }
     }
 
     fn join_accepted(&mut self, key: &LaneKey, io: mio::net::TcpStream, answer: &Secret) {
-        let sent = send_all(&io, &Reply::Welcome(*answer).encode());
+        let sent = socket::send_reply(&io, Reply::Welcome(*answer));
         match sent.and_then(|()| self.watch(io, Owner::Lane(*key))) {
             Ok(stream) => self.lane_up(key, stream),
             Err(error) => self.lane_down(key, &format!("answering: {error}")),
@@ -285,7 +285,9 @@ impl Worker {
     pub(super) fn post(&mut self, key: &LaneKey, job: Job) {
         let lane = self.lanes.get_mut(key).map(|lane| &mut lane.phase);
         let Some(Phase::Up { stream, end: End::Writer(writer) }) = lane else {
-            return report_done(&self.shared, key, job.done(CompletionStatus::Flushed));
+            let done = job.done(CompletionStatus::Flushed);
+            drop(job);
+            return report_done(&self.shared, key, done);
         };
         let (token, writable) = (stream.token, stream.writable);
         match writer.post(job) {
@@ -345,12 +347,4 @@ fn serve_writer(
     let report = |done| report_done(shared, key, done);
     let drive = writer.drive(stream, TURN_BYTES, report).map_err(|error| error.to_string())?;
     Ok(drive == Drive::Again)
-}
-
-/// Sends a few bytes through a connection that has nothing else queued.
-fn send_all(io: &mio::net::TcpStream, bytes: &[u8; REPLY_LEN]) -> std::io::Result<()> {
-    match socket2::SockRef::from(io).send_with_flags(bytes, libc::MSG_NOSIGNAL)? {
-        REPLY_LEN => Ok(()),
-        _ => Err(std::io::Error::other("the answer did not fit an empty socket")),
-    }
 }

@@ -232,10 +232,13 @@ impl LaneReader {
             State::Landing(frame) => {
                 frame.digest_whole();
                 if frame.missing == 0 {
-                    if frame.record(landings, self.lane) {
-                        report(Note::Closed { transfer: frame.transfer });
-                    }
+                    let transfer = frame.transfer;
+                    let closed = frame.record(landings, self.lane);
+                    // Unpinned before it is reported.
                     self.state = State::Header;
+                    if closed {
+                        report(Note::Closed { transfer });
+                    }
                 }
             }
             State::Discarding(0) => self.state = State::Header,

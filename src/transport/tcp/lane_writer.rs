@@ -167,7 +167,10 @@ impl LaneWriter {
     fn settle(&mut self, report: &mut impl FnMut(Done)) {
         while self.endings.front().is_some_and(|&(end, _)| end <= self.sent) {
             if let Some((_, job)) = self.endings.pop_front() {
-                report(job.done(CompletionStatus::Success));
+                let done = job.done(CompletionStatus::Success);
+                // Unpinned before it is reported.
+                drop(job);
+                report(done);
             }
         }
     }
@@ -237,11 +240,12 @@ impl LaneWriter {
     }
 
     fn stage_header(&mut self, encode: impl FnOnce(&mut Vec<u8>, &[BlockRange])) {
-        let start = self.headers.len();
+        let (base, start) = (self.headers.as_mut_ptr(), self.headers.len());
         encode(&mut self.headers, &self.frame.ranges);
         let len = self.headers.len() - start;
-        debug_assert!(self.headers.capacity() == HEADER_BYTES, "headers must not move");
-        self.batch.push(self.headers.as_mut_ptr().wrapping_add(start), len);
+        // The batch points to the headers before this one.
+        assert_eq!(self.headers.as_mut_ptr(), base, "headers never outgrow their buffer");
+        self.batch.push(base.wrapping_add(start), len);
         self.staged += len as u64;
     }
 }

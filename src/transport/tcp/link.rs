@@ -10,7 +10,7 @@ use super::control::{Control, ControlEnd};
 use super::dial::Dial;
 use super::preamble::{Preamble, Reply};
 use super::shared::{Counters, LinkShared};
-use super::socket::Stream;
+use super::socket::{self, Stream};
 use super::worker::{Owner, Timer, Worker};
 use crate::transport::{Event, LinkId};
 
@@ -113,13 +113,8 @@ impl Worker {
         if self.crippled {
             return self.shared.drop_link(link);
         }
-        let welcomed = self.watch(io, Owner::Link(link)).and_then(|mut stream| {
-            let sent = stream.write(&Reply::LINK.encode())?;
-            (sent == Some(super::preamble::REPLY_LEN))
-                .then_some(stream)
-                .ok_or_else(|| std::io::Error::other("the answer did not fit an empty socket"))
-        });
-        match welcomed {
+        let welcomed = socket::send_reply(&io, Reply::LINK);
+        match welcomed.and_then(|()| self.watch(io, Owner::Link(link))) {
             Ok(stream) => self.link_up(link, shared, stream, peer),
             Err(error) => {
                 tracing::debug!("dropping a link of {peer}: {error}");

@@ -8,6 +8,7 @@ use mio::{Interest, Registry, Token};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::config::TcpConfig;
+use super::preamble::{REPLY_LEN, Reply};
 use crate::transport::TransportError;
 
 /// A connection that one I/O thread watches. Readiness is edge-triggered: a flag is set by the
@@ -95,6 +96,14 @@ pub(super) fn dial(address: SocketAddr, config: &TcpConfig) -> io::Result<mio::n
         other => other?,
     }
     Ok(mio::net::TcpStream::from_std(socket.into()))
+}
+
+/// Answers an accepted connection, which has nothing else queued.
+pub(super) fn send_reply(io: &mio::net::TcpStream, reply: Reply) -> io::Result<()> {
+    match SockRef::from(io).send_with_flags(&reply.encode(), libc::MSG_NOSIGNAL)? {
+        REPLY_LEN => Ok(()),
+        _ => Err(io::Error::other("the answer did not fit an empty socket")),
+    }
 }
 
 /// What every connection gets, dialled or accepted.

@@ -28,6 +28,8 @@ const FIRST_TOKEN: usize = 2;
 
 /// Commands taken in one turn, before sockets are served again.
 const TURN_COMMANDS: usize = 1024;
+/// How often a thread whose poll fails looks for commands.
+const CRIPPLED_PAUSE: Duration = Duration::from_millis(10);
 /// Bytes of the buffer that all links of a thread read through.
 const SCRATCH_BYTES: usize = 64 * 1024;
 
@@ -43,7 +45,7 @@ pub(super) enum Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     Accept,
-    HalfOpen(Token),
+    HalfOpen,
     Link(LinkId),
     Lane(LaneKey),
 }
@@ -112,35 +114,54 @@ impl Worker {
                 Err(panic) => self.die(&panic_text(panic.as_ref())),
             }
         }
-        self.close_everything("the transport shut down");
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.stop())) {
+            self.die(&panic_text(panic.as_ref()));
+        }
     }
 
     fn die(&mut self, why: &str) {
-        if self.crippled {
-            // It failed again with nothing left to own: don't turn that into a busy loop.
-            std::thread::sleep(Duration::from_millis(10));
-        }
         self.crippled = true;
         let why = format!("tcp I/O thread {}: {why}", self.index);
         tracing::error!("{why}");
         let report = AssertUnwindSafe(|| self.emit(Event::WorkerDied { why: why.clone() }));
         // A sink that panics can't be told anything.
         let _ = catch_unwind(report);
-        let _ = catch_unwind(AssertUnwindSafe(|| self.close_everything(&why)));
+        // Each try takes at least one away, even if the sink panics at every report.
+        for _ in 0..=self.lanes.len() + self.links.len() {
+            let close = AssertUnwindSafe(|| self.close_everything(&why));
+            if catch_unwind(close).is_ok() {
+                break;
+            }
+        }
+    }
+
+    /// Closes everything, and answers what was asked in the meantime.
+    fn stop(&mut self) {
+        self.crippled = true;
+        self.close_everything("the transport shut down");
+        while let Ok(command) = self.commands.try_recv() {
+            self.execute(command);
+        }
     }
 
     fn turn(&mut self, events: &mut Events) -> io::Result<Flow> {
         let busy = self.more_commands || !self.ready.is_empty();
         let timeout = if busy { Some(Duration::ZERO) } else { self.next_timeout() };
         match self.poll.poll(events, timeout) {
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-            _ => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // It was reported, and commands must still be answered.
+            Err(_) if self.crippled => std::thread::sleep(CRIPPLED_PAUSE),
+            other => other?,
         }
         for event in events.iter() {
             match event.token() {
                 WAKER => {}
                 LISTENER => self.accept_all(),
-                token => self.note(token, event.is_readable(), event.is_writable()),
+                token => {
+                    // An error or an end is met by the read or write that it wakes.
+                    let ended = event.is_error() || event.is_read_closed();
+                    self.note(token, event.is_readable() || ended, event.is_writable() || ended);
+                }
             }
         }
         if self.take_commands() == Flow::Stop {
@@ -176,7 +197,7 @@ impl Worker {
             self.timers.pop_first();
             match timer {
                 Timer::Accept => self.accept_all(),
-                Timer::HalfOpen(token) => self.expire_half_open(token),
+                Timer::HalfOpen => self.expire_half_open(now),
                 Timer::Link(link) => self.expire_link(link, now),
                 Timer::Lane(key) => self.expire_lane(&key, now),
             }

@@ -51,7 +51,7 @@ fn a_killed_lane_flushes_what_was_outstanding_and_unpins_the_source() {
     side.lane_down();
     assert_eq!(pool.pins(), 1);
     drop(source);
-    eventually(|| pool.pins() == 0);
+    assert_eq!(pool.pins(), 0);
     side.transport.kill_lane(peer.link, LANE);
     side.transport.post_marker(peer.link, LANE, TRANSFER, Round(0), Ticket(99));
     assert_eq!(side.done(), (Ticket(99), CompletionStatus::Flushed));
