@@ -46,7 +46,7 @@ impl World {
         for key in keys {
             if let Some(lane) = self.lanes.get_mut(&key) {
                 lane.inbox.iter_mut().for_each(|flight| flight.held = false);
-                self.serve(key);
+                self.schedule(self.now, self.landing_actor(key), What::Serve(key));
             }
         }
     }

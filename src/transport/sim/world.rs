@@ -39,6 +39,7 @@ pub(super) enum What {
     Fence { reader: EndpointId, link: LinkId, lane: LaneId },
     Depart(LaneKey, u64),
     Arrive(Flight),
+    Serve(LaneKey),
     Finish(LaneKey, u64),
     Appear(Flight, Arc<Placement>),
     Ack(LaneKey, u64),
@@ -180,7 +181,7 @@ impl World {
         self.now = self.now.max(due.0);
         match actor.map(|actor| (actor, self.endpoints[actor].life)) {
             // A write at a crashed reader's door still has to fail its writer.
-            Some((_, Life::Crashed)) if !matches!(what, What::Arrive(_)) => {}
+            Some((_, Life::Crashed)) if !matches!(what, What::Arrive(_) | What::Serve(_)) => {}
             Some((actor, Life::Paused)) => self.endpoints[actor].waiting.push((due, what)),
             _ => self.perform(what),
         }
@@ -204,6 +205,7 @@ impl World {
             What::Fence { reader, link, lane } => self.fence(reader, link, lane),
             What::Depart(key, job) => self.depart(key, job),
             What::Arrive(flight) => self.arrive(flight),
+            What::Serve(key) => self.serve(key),
             What::Finish(key, id) => self.finish(key, id),
             What::Appear(flight, placement) => self.appear(&flight, &placement),
             What::Ack(key, job) => self.complete(key, job),

@@ -178,3 +178,38 @@ fn a_shut_down_reader_lands_nothing_and_a_shut_down_writer_flushes() {
     let done = |event: &&Event| matches!(event, Event::WriteDone { status: FLUSHED, .. });
     assert_eq!(bed.a.take().iter().filter(done).count(), 2);
 }
+
+#[test]
+fn nothing_is_acknowledged_over_a_cut_link() {
+    for seed in 0..50 {
+        let bed = in_flight(SimConfig { late_landing: 1.0, ..SimConfig::seeded(seed) });
+        bed.net.cut(&Filter::any());
+        release(&bed);
+        assert_eq!(bed.landed().len(), 8);
+        let success = |event: &Event| matches!(event, Event::WriteDone { status: OK, .. });
+        assert!(!bed.a.take().iter().any(success), "seed {seed}");
+    }
+}
+
+#[test]
+fn what_had_not_left_dies_with_its_writer() {
+    for confined in [true, false] {
+        let bed = Bed::ready(SimConfig { confined, ..SimConfig::seeded(6) });
+        bed.write(L0, 1, 0..8);
+        bed.net.crash("a");
+        drain(&bed.net);
+        assert_eq!(bed.landed(), [0; 0]);
+    }
+}
+
+#[test]
+fn a_release_lands_nothing_at_a_paused_confined_reader() {
+    let bed = in_flight(SimConfig::seeded(6));
+    bed.net.pause("b");
+    release(&bed);
+    assert_eq!(bed.landed(), [0; 0]);
+    bed.net.resume("b");
+    drain(&bed.net);
+    assert_eq!(bed.landed().len(), 8);
+    assert_eq!(bed.completions(), [(1, OK), (2, OK)]);
+}
