@@ -16,7 +16,7 @@ use sealift::protocol::{
 };
 use sealift::transport::tcp::{TcpConfig, TcpTransport};
 use sealift::transport::{
-    CompletionStatus, DigestTable, Event, Landing, LaneRole, LinkId, Placement, Transport,
+    CompletionStatus, DigestTable, Event, Landing, LaneRole, LaneSet, LinkId, Placement, Transport,
     WriteRequest,
 };
 
@@ -102,14 +102,15 @@ fn transfer(
     digest: bool,
 ) -> Duration {
     let transfer = TransferId { receiver: Incarnation(1), counter };
-    let table = |side: &Side| digest.then(|| Arc::new(DigestTable::new(side.placement.map())));
-    let (sent, landed) = (table(writer), table(reader));
+    let sent = digest.then(|| Arc::new(DigestTable::of_source(writer.placement.map())));
+    let landed = digest.then(|| Arc::new(DigestTable::new(reader.placement.map())));
     reader.transport.open_landing(Landing {
         transfer,
         generation: Generation(1),
         placement: Arc::clone(&reader.placement),
         digests: landed.clone(),
         landed_bytes: Arc::default(),
+        lanes: Arc::new(LaneSet::of([*lane])),
     });
     let start = Instant::now();
     let count = writer.placement.map().block_count();

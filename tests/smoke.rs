@@ -41,7 +41,8 @@ fn pages_move_and_are_sealed() {
 
     let label = Label::from(1);
     let pages: Vec<PageIndex> = (0..32).rev().map(PageIndex).collect();
-    let send = prefill.send(label.clone(), Binding::tokens(500), Source::pages(&sending, &pages), TEN);
+    let send =
+        prefill.send(label.clone(), Binding::tokens(500), Source::pages(&sending, &pages), TEN);
     send.write_all();
     let sent = send.complete();
     let lease = receiving.reserve(32).unwrap();

@@ -278,7 +278,7 @@ impl Core {
             Event::LaneDown { link, lane, role, why } => {
                 self.on_lane_down(now, link, lane, role, &why)
             }
-            Event::LaneFenced { lane, .. } => self.on_lane_fenced(now, lane),
+            Event::LaneFenced { lane, .. } => self.on_lane_fenced(lane),
             Event::WriteDone { lane, transfer, ticket, status } => {
                 let success = status == CompletionStatus::Success;
                 let cancelled = status == CompletionStatus::Cancelled;

@@ -22,7 +22,7 @@ use crate::protocol::sender::{Announced, OfferId};
 use crate::protocol::{Binding, Cause, Hello, Incarnation, Label, LedgerCounts, Slice};
 use crate::transport::TransportError;
 
-use command::{Command, Input};
+use command::Command;
 pub use config::{Builder, EngineConfig, MAX_DEADLINE};
 pub use driver::Driver;
 pub use pages::{ReadGuard, SealedPages, UnverifiedPages};

@@ -14,52 +14,52 @@ struct Unacked {
 
 /// Resends with doubling intervals, up to sixteen times the first. Holds one message per kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Outbox {
+pub(super) struct Outbox {
     first_interval: Duration,
     unacked: Vec<Unacked>,
 }
 
 impl Outbox {
     /// Empty; the first resend comes after `first_interval`.
-    pub fn new(first_interval: Duration) -> Outbox {
+    pub(super) fn new(first_interval: Duration) -> Outbox {
         Outbox { first_interval, unacked: Vec::new() }
     }
 
     /// Keeps `message` until it is acknowledged, in place of an older one of its kind. The caller
     /// sends it now.
-    pub fn push(&mut self, now: Time, message: Message) {
+    pub(super) fn push(&mut self, now: Time, message: Message) {
         self.unacked.retain(|entry| entry.message.code() != message.code());
         let (due, interval) = (now.after(self.first_interval), self.first_interval);
         self.unacked.push(Unacked { message, due, interval });
     }
 
     /// Drops what the acknowledgement is for.
-    pub fn ack(&mut self, of: u8, round: Round) {
+    pub(super) fn ack(&mut self, of: u8, round: Round) {
         self.unacked.retain(|entry| (entry.message.code(), entry.message.round()) != (of, round));
     }
 
     /// Drops the messages of one kind: something else answered them.
-    pub fn settle(&mut self, code: u8) {
+    pub(super) fn settle(&mut self, code: u8) {
         self.unacked.retain(|entry| entry.message.code() != code);
     }
 
     /// A message of this kind waits for its acknowledgement.
-    pub fn holds(&self, code: u8) -> bool {
+    pub(super) fn holds(&self, code: u8) -> bool {
         self.unacked.iter().any(|entry| entry.message.code() == code)
     }
 
     /// Drops everything: the peer is gone.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.unacked.clear();
     }
 
     /// Everything is acknowledged.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.unacked.is_empty()
     }
 
     /// What is to be sent again now.
-    pub fn due(&mut self, now: Time) -> Vec<Message> {
+    pub(super) fn due(&mut self, now: Time) -> Vec<Message> {
         let longest = self.first_interval * 16;
         let due = self.unacked.iter_mut().filter(|entry| entry.due <= now);
         due.map(|entry| {
@@ -71,12 +71,12 @@ impl Outbox {
     }
 
     /// Makes everything due: the session came back.
-    pub fn hurry(&mut self, now: Time) {
+    pub(super) fn hurry(&mut self, now: Time) {
         self.unacked.iter_mut().for_each(|entry| entry.due = now);
     }
 
     /// When the next message is due.
-    pub fn next_due(&self) -> Time {
+    pub(super) fn next_due(&self) -> Time {
         self.unacked.iter().map(|entry| entry.due).min().unwrap_or(Time::NEVER)
     }
 }

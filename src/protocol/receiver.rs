@@ -94,6 +94,8 @@ pub enum ReceiverAction {
         assembly: AssemblyId,
         /// The part.
         id: TransferId,
+        /// Who may write it.
+        peer: Incarnation,
         /// Generation that every write must state.
         generation: Generation,
         /// What of the lease the part covers.
@@ -228,6 +230,7 @@ impl Receiver {
             actions.push(ReceiverAction::OpenLanding {
                 assembly,
                 id,
+                peer: part.peer,
                 generation,
                 slices,
                 integrity,

@@ -3,7 +3,7 @@
 //! Shared by every provider whose reader is in control of the landing. A block lands at most once
 //! per round; what landed over a lane can be taken back after the lane was fenced.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,6 +11,37 @@ use fixedbitset::FixedBitSet;
 
 use super::placement::{DigestTable, Placement};
 use crate::protocol::{BlockIndex, BlockRange, Generation, LaneId, TransferId};
+
+/// The lanes that one peer may write through. Shared by that peer's landings, so that a lane that
+/// another peer opened can't bring anything into them, whatever its frames say.
+#[derive(Debug, Default)]
+pub struct LaneSet(Mutex<BTreeSet<LaneId>>);
+
+impl LaneSet {
+    /// The set of these lanes.
+    pub fn of(lanes: impl IntoIterator<Item = LaneId>) -> LaneSet {
+        LaneSet(Mutex::new(lanes.into_iter().collect()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<LaneId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the peer write through `lane`.
+    pub fn insert(&self, lane: LaneId) {
+        self.lock().insert(lane);
+    }
+
+    /// The lane is out of service.
+    pub fn remove(&self, lane: LaneId) {
+        self.lock().remove(&lane);
+    }
+
+    /// Whether the peer may write through `lane`.
+    pub fn contains(&self, lane: LaneId) -> bool {
+        self.lock().contains(&lane)
+    }
+}
 
 /// What may land for one transfer, and where.
 #[derive(Clone, Debug)]
@@ -25,6 +56,8 @@ pub struct Landing {
     pub digests: Option<Arc<DigestTable>>,
     /// Bytes landed so far, for progress and error messages.
     pub landed_bytes: Arc<AtomicU64>,
+    /// The lanes of the one peer that the grant is for.
+    pub lanes: Arc<LaneSet>,
 }
 
 /// Why a write was refused. Not a byte of it landed.
@@ -121,17 +154,20 @@ impl LandingTable {
         self.lock().insert(open.landing.transfer, open);
     }
 
-    /// Checks a frame: transfer, generation, blocks in range and not seen before, payload length.
+    /// Checks a frame from `lane`: transfer, peer, generation, blocks in range and not seen before, payload length.
     /// Marks the blocks, so that no other lane can write them meanwhile.
     pub fn admit(
         &self,
+        lane: LaneId,
         transfer: TransferId,
         generation: Generation,
         ranges: &[BlockRange],
         payload: u64,
     ) -> Result<Admission, LandingError> {
         let mut table = self.lock();
+        // Another peer's transfer is no different from none: it learns nothing of it.
         let open = table.get_mut(&transfer).filter(|open| !open.forgotten);
+        let open = open.filter(|open| open.landing.lanes.contains(lane));
         let open = open.ok_or(LandingError::UnknownTransfer)?;
         let granted = open.landing.generation;
         if generation != granted {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::protocol::{BlockRange, Generation, LaneId, Round, Ticket, TransferId};
-pub use landing::{Landing, LandingError};
+pub use landing::{Landing, LandingError, LaneSet};
 pub use placement::{DigestTable, Placement, PlacementError};
 
 /// One control connection to one peer, and the lanes that were opened under it. Made by the
@@ -82,8 +82,8 @@ pub struct WriteRequest {
     pub blocks: Vec<BlockRange>,
     /// Where the bytes are. Holds the memory alive and pinned. [I4]
     pub source: Arc<Placement>,
-    /// Where to add the digest of each block before its first byte is posted. `None` if
-    /// integrity is off, or if the blocks were digested when they were posted before.
+    /// Where to digest each block before its first byte is posted
+    /// ([`DigestTable::add_source`]). `None` if integrity is off.
     pub digests: Option<Arc<DigestTable>>,
 }
 

@@ -103,13 +103,38 @@ impl Placement {
 #[derive(Debug)]
 pub struct DigestTable {
     components: Vec<Vec<AtomicU64>>,
+    /// A bit per block that was digested; empty on the landing side, which may take blocks back.
+    done: Vec<AtomicU64>,
 }
 
 impl DigestTable {
-    /// All zero, for the pages of `map`.
+    /// All zero, for the pages of `map`, on the landing side.
     pub fn new(map: &BlockMap) -> DigestTable {
         let column = |&count: &u32| (0..count).map(|_| AtomicU64::new(0)).collect();
-        DigestTable { components: map.page_counts().iter().map(column).collect() }
+        let components = map.page_counts().iter().map(column).collect();
+        DigestTable { components, done: Vec::new() }
+    }
+
+    /// All zero, on the writing side: remembers which blocks it has.
+    pub fn of_source(map: &BlockMap) -> DigestTable {
+        let words = (map.block_count() as usize).div_ceil(64);
+        let done = (0..words).map(|_| AtomicU64::new(0)).collect();
+        DigestTable { done, ..DigestTable::new(map) }
+    }
+
+    /// Digests a source block, unless that was done when it was posted before: a source is hashed
+    /// once, before its first byte leaves, so a change after that shows as a mismatch.
+    pub fn add_source(&self, source: &Placement, transfer: TransferId, block: BlockIndex) {
+        let bit = 1 << (block.0 % 64);
+        let word = self.done.get((block.0 / 64) as usize);
+        if word.is_some_and(|word| word.fetch_or(bit, Ordering::Relaxed) & bit != 0) {
+            return;
+        }
+        if let (Some(place), Some(digest)) =
+            (source.map().locate(block), source.digest(transfer, block))
+        {
+            self.add(place.component, place.page, digest);
+        }
     }
 
     /// Adds a block's digest to its page.

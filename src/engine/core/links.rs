@@ -12,7 +12,7 @@ use crate::protocol::wire::Text;
 use crate::protocol::{
     Cause, Hello, Incarnation, LaneId, MAGIC, MIN_VERSION, Message, PoolCapacity, Time, VERSION,
 };
-use crate::transport::{LaneRole, LinkId};
+use crate::transport::{LaneRole, LaneSet, LinkId};
 
 /// A control connection.
 pub(super) struct Link {
@@ -43,6 +43,8 @@ pub(super) struct PeerEntry {
     pub(super) hello: Arc<Hello>,
     session_id: u64,
     link: LinkId,
+    /// What it may write through here.
+    lanes: Arc<LaneSet>,
     /// What to dial again, if this side dialled.
     address: Option<String>,
 }
@@ -332,7 +334,8 @@ impl Core {
         let session = Session::new(now, address.is_some(), self.shared.config.session);
         let hello = Arc::new(theirs);
         self.shared.add_peer(hello.clone());
-        let entry = PeerEntry { session, hello, session_id: id, link, address };
+        let entry =
+            PeerEntry { session, hello, session_id: id, link, lanes: Arc::default(), address };
         if let Some(old) = self.peers.insert(peer, entry) {
             self.links.remove(&old.link);
             self.transport.close_link(old.link);
@@ -460,7 +463,9 @@ impl Core {
     }
 
     fn prepare_reader(&mut self, now: Time, peer: Incarnation, lane: LaneId) {
-        let Some(link) = self.peers.get(&peer).map(|entry| entry.link) else { return };
+        let Some(entry) = self.peers.get(&peer) else { return };
+        let link = entry.link;
+        entry.lanes.insert(lane);
         self.reader_lanes.insert(lane, (link, peer));
         let prepared = self.transport.prepare_lane(link, lane, LaneRole::Reader);
         self.with_session(peer, |session, actions| match prepared {
@@ -527,15 +532,20 @@ impl Core {
         self.with_sender(|sender, actions| sender.on_lane_down(now, peer, lane, actions));
     }
 
-    pub(super) fn on_lane_fenced(&mut self, now: Time, lane: LaneId) {
+    pub(super) fn on_lane_fenced(&mut self, lane: LaneId) {
         let Some((_, peer)) = self.reader_lanes.remove(&lane) else { return };
+        self.lane_set(peer).remove(lane);
         if self.peers.contains_key(&peer) {
             self.with_session(peer, |session, actions| session.on_fenced(lane, actions));
         } else {
             self.queue(peer, vec![SessionAction::ReaderFenced(lane)]);
         }
-        let _ = now;
         self.forget_lost(peer);
+    }
+
+    /// The lanes that a peer may write through: none, for one that is gone.
+    pub(super) fn lane_set(&self, peer: Incarnation) -> Arc<LaneSet> {
+        self.peers.get(&peer).map(|entry| entry.lanes.clone()).unwrap_or_default()
     }
 
     fn forget_lost(&mut self, peer: Incarnation) {

@@ -126,8 +126,8 @@ impl Core {
     pub(super) fn do_receiver(&mut self, now: Time, action: ReceiverAction) {
         match action {
             ReceiverAction::Send { peer, message } => self.send(peer, &message),
-            ReceiverAction::OpenLanding { assembly, id, generation, slices, integrity } => {
-                self.open_landing(now, assembly, id, generation, &slices, integrity);
+            ReceiverAction::OpenLanding { assembly, id, peer, generation, slices, integrity } => {
+                self.open_landing(now, assembly, id, peer, generation, &slices, integrity);
             }
             ReceiverAction::CloseLanding { id } => self.transport.close_landing(id),
             ReceiverAction::ForgetLanding { id } => {
@@ -148,11 +148,13 @@ impl Core {
         }
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn open_landing(
         &mut self,
         now: Time,
         assembly: AssemblyId,
         id: TransferId,
+        peer: Incarnation,
         generation: Generation,
         slices: &[Slice],
         integrity: bool,
@@ -177,9 +179,9 @@ impl Core {
             placement,
             digests,
             landed_bytes: bytes,
+            lanes: self.lane_set(peer),
         });
-        let peers: Vec<Incarnation> = self.peers.keys().copied().collect();
-        peers.into_iter().for_each(|peer| self.want_lanes(now, peer));
+        self.want_lanes(now, peer);
     }
 
     fn place(&self, assembly: AssemblyId, slices: &[Slice]) -> Result<Placement, PlacementError> {
@@ -260,7 +262,7 @@ impl Core {
         self.sent.insert(id, offer);
         if let Some(send) = self.sends.get_mut(&offer) {
             send.transfer = Some(id);
-            let table = send.placement.as_ref().map(|p| Arc::new(DigestTable::new(p.map())));
+            let table = send.placement.as_ref().map(|p| Arc::new(DigestTable::of_source(p.map())));
             send.digests = table.filter(|_| integrity);
         }
     }

@@ -231,7 +231,7 @@ impl Transfer {
         if let Some(used) = self.lanes.get_mut(&lane) {
             blocks.iter().for_each(|&range| push_merged(&mut used.posted, range));
         }
-        let digest = fresh && self.integrity;
+        let digest = self.integrity;
         let (id, generation) = (self.id, self.generation);
         actions.push(SenderAction::Post {
             id,

@@ -62,7 +62,7 @@ impl World {
             }
             Cargo::Write(ship) => {
                 let (reader, _) = self.lane_end(flight.key, LaneRole::Reader);
-                match self.endpoints[reader].landings.admit(ship) {
+                match self.endpoints[reader].landings.admit(flight.key.id, ship) {
                     Err(why) => self.refuse(&flight, why),
                     Ok(None) => self.acknowledge(&flight),
                     Ok(Some(placement)) => self.begin_landing(flight, placement),

@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::landing::LandingTable;
 use super::super::{
     Capabilities, EventSink, Landing, LaneRole, LinkId, Transport, TransportError, WriteRequest,
 };
@@ -114,7 +113,7 @@ impl Transport for SimTransport {
     fn post_write(&self, link: LinkId, lane: LaneId, write: WriteRequest) {
         if let Some(table) = write.digests.as_deref() {
             for block in write.blocks.iter().flat_map(BlockRange::blocks) {
-                LandingTable::sum(&write.source, Some(table), write.transfer, block);
+                table.add_source(&write.source, write.transfer, block);
             }
         }
         self.call(|world| world.post(self.id, link, lane, Posted::Write(write)));

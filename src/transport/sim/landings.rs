@@ -48,10 +48,20 @@ impl Landings {
     }
 
     /// Where the shipment is to land; `None` if it is to be thrown away.
-    pub(super) fn admit(&self, ship: &Shipment) -> Result<Option<Arc<Placement>>, LandingError> {
+    pub(super) fn admit(
+        &self,
+        lane: LaneId,
+        ship: &Shipment,
+    ) -> Result<Option<Arc<Placement>>, LandingError> {
         if self.confined {
             let payload = ship.byte_count();
-            return match self.table.admit(ship.transfer, ship.generation, &ship.ranges, payload)? {
+            return match self.table.admit(
+                lane,
+                ship.transfer,
+                ship.generation,
+                &ship.ranges,
+                payload,
+            )? {
                 Admission::Land(placement) => Ok(Some(placement)),
                 Admission::Discard => Ok(None),
             };

@@ -174,7 +174,7 @@ impl LaneReader {
             Header::Marker { transfer, round } => report(Note::Marker { transfer, round }),
             Header::Write { transfer, generation, ranges, payload } => {
                 self.peek = len;
-                match admit(landings, transfer, generation, ranges, payload) {
+                match admit(landings, self.lane, transfer, generation, ranges, payload) {
                     Ok(state) => self.state = state,
                     Err(why) => {
                         report(Note::Refused { transfer, why });
@@ -264,13 +264,14 @@ impl LaneReader {
 
 fn admit(
     landings: &LandingTable,
+    lane: LaneId,
     transfer: TransferId,
     generation: Generation,
     ranges: Vec<BlockRange>,
     payload: u32,
 ) -> Result<State, LandingError> {
     let payload = u64::from(payload);
-    match landings.admit(transfer, generation, &ranges, payload)? {
+    match landings.admit(lane, transfer, generation, &ranges, payload)? {
         Admission::Discard => Ok(State::Discarding(payload)),
         Admission::Land(placement) => {
             let (_, table) = landings.sinks(transfer).ok_or(LandingError::UnknownTransfer)?;

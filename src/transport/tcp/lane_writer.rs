@@ -11,7 +11,6 @@ use super::frame;
 use super::iov::{BlockCursor, IoBatch};
 use super::socket::Stream;
 use crate::protocol::{BlockIndex, BlockRange, Generation, Round, Ticket, TransferId};
-use crate::transport::landing::LandingTable;
 use crate::transport::{CompletionStatus, WriteRequest};
 
 /// Bytes digested and then sent in one go: well inside a core's second-level cache.
@@ -196,7 +195,9 @@ impl LaneWriter {
         let Frame { ranges, cursor } = &mut self.frame;
         let before = self.batch.bytes();
         cursor.stage(&write.source, ranges, &mut self.batch, BATCH_BYTES, |block| {
-            LandingTable::sum(&write.source, write.digests.as_deref(), write.transfer, block);
+            if let Some(digests) = &write.digests {
+                digests.add_source(&write.source, write.transfer, block);
+            }
         });
         self.staged += (self.batch.bytes() - before) as u64;
     }

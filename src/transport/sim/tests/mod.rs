@@ -162,6 +162,7 @@ impl Bed {
             placement: Arc::clone(&self.target),
             digests: Some(Arc::clone(digests)),
             landed_bytes: Arc::new(AtomicU64::new(0)),
+            lanes: Arc::new(crate::transport::LaneSet::of(all_lanes())),
         });
     }
 
@@ -246,4 +247,9 @@ fn in_flight(config: SimConfig) -> Bed {
 fn release(bed: &Bed) {
     bed.net.release_writes();
     drain(&bed.net);
+}
+
+/// Every lane that these tests open.
+fn all_lanes() -> impl Iterator<Item = LaneId> {
+    (0..8).flat_map(|index| (0..128).map(move |epoch| LaneId { index, epoch }))
 }

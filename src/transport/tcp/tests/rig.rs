@@ -202,6 +202,7 @@ pub(super) fn landing(placement: &Arc<Placement>, digests: Option<&Arc<DigestTab
         placement: Arc::clone(placement),
         digests: digests.cloned(),
         landed_bytes: Arc::default(),
+        lanes: Arc::new(crate::transport::LaneSet::of(all_lanes())),
     }
 }
 
@@ -300,4 +301,9 @@ pub(super) fn marker(round: u16) -> Vec<u8> {
     let mut bytes = Vec::new();
     frame::encode_marker(&mut bytes, TRANSFER, Round(round));
     bytes
+}
+
+/// Every lane that these tests open.
+fn all_lanes() -> impl Iterator<Item = LaneId> {
+    (0..8).flat_map(|index| (0..128).map(move |epoch| LaneId { index, epoch }))
 }
