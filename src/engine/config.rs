@@ -14,7 +14,7 @@ use crate::protocol::session::SessionSettings;
 use crate::transport::tcp::{TcpConfig, TcpTransport};
 use crate::transport::{EventSink, Transport, TransportError};
 
-/// The longest deadline of a transfer: there is no infinite one. [I7]
+/// The longest deadline of a transfer: there is no infinite one. `[I7]`
 pub const MAX_DEADLINE: Duration = Duration::from_secs(3600);
 
 /// Every limit of an engine. The defaults suit a data-centre network.
@@ -102,7 +102,7 @@ impl Builder {
         self
     }
 
-    /// Most bytes in flight on one lane, over all transfers. [I6]
+    /// Most bytes in flight on one lane, over all transfers. `[I6]`
     pub fn lane_window_bytes(mut self, bytes: u64) -> Self {
         self.config.sender.lane_window_bytes = bytes;
         self

@@ -15,7 +15,7 @@ use super::command::{Command, Input, ReceiveKey, ReceiveResult, SendResult};
 use super::shared::Shared;
 use super::slot::Resolver;
 use crate::protocol::receiver::{AssemblyId, LeaseComponent, Receiver, ReceiverAction};
-use crate::protocol::sender::{OfferId, Sender, SenderAction};
+use crate::protocol::sender::{OfferId, Sender, SenderAction, WriteEnd};
 use crate::protocol::session::SessionAction;
 use crate::protocol::{Cause, Incarnation, LaneId, Phase, Time, TransferError, TransferId};
 use crate::transport::{
@@ -280,10 +280,13 @@ impl Core {
             }
             Event::LaneFenced { lane, .. } => self.on_lane_fenced(lane),
             Event::WriteDone { lane, transfer, ticket, status } => {
-                let success = status == CompletionStatus::Success;
-                let cancelled = status == CompletionStatus::Cancelled;
+                let end = match status {
+                    CompletionStatus::Success => WriteEnd::Success,
+                    CompletionStatus::Cancelled => WriteEnd::Cancelled,
+                    _ => WriteEnd::Failed,
+                };
                 self.with_sender(|sender, actions| {
-                    sender.on_write_done(now, transfer, lane, ticket, success, cancelled, actions);
+                    sender.on_write_done(now, transfer, lane, ticket, end, actions);
                 });
             }
             Event::MarkerSeen { lane, transfer, round, .. } => {

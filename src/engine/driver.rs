@@ -69,7 +69,7 @@ fn is_core_thread() -> bool {
     IS_CORE.with(std::cell::Cell::get)
 }
 
-/// Starts the core's thread. If it panics, everything that waits is told, and health fails. [I14]
+/// Starts the core's thread. If it panics, everything that waits is told, and health fails. `[I14]`
 pub(crate) fn spawn(
     mut core: Core,
     gate: EventGate,

@@ -84,7 +84,7 @@ impl Peer {
         self.hello.name.as_str()
     }
 
-    /// What it announced when the session began: limits and pools with their real sizes. [I16]
+    /// What it announced when the session began: limits and pools with their real sizes. `[I16]`
     pub fn hello(&self) -> &Hello {
         &self.hello
     }
@@ -175,7 +175,7 @@ impl Engine {
         self.receive_parts(vec![Part::whole(peer, label, binding, &lease)], lease, deadline)
     }
 
-    /// As [`Engine::receive`], without digests: what comes out is of another type. [I12]
+    /// As [`Engine::receive`], without digests: what comes out is of another type. `[I12]`
     pub fn receive_unverified(
         &self,
         peer: &Peer,
@@ -189,7 +189,7 @@ impl Engine {
     }
 
     /// Receives one lease from several senders, whose parts must cover it exactly: every byte of
-    /// every page once. Any part's failure ends all. [I1]
+    /// every page once. Any part's failure ends all. `[I1]`
     pub fn receive_parts(
         &self,
         parts: Vec<Part>,
@@ -231,7 +231,7 @@ impl Engine {
         slot.wait(deadline + Duration::from_secs(10)).unwrap_or(lost)
     }
 
-    /// Whether everything this engine needs is alive. [I14]
+    /// Whether everything this engine needs is alive. `[I14]`
     pub fn health(&self) -> Health {
         self.shared.health()
     }

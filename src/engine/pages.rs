@@ -8,9 +8,11 @@ use crate::memory::PoolMemory;
 use crate::protocol::receiver::LeaseComponent;
 use crate::protocol::{Generation, LedgerError, PageIndex, TransferId};
 
-/// Sealed pages in the ledger: released once, when this is dropped. [I9]
+/// Sealed pages in the ledger: released once, when this is dropped. `[I9]`
+///
+/// Public in name only, as the bound of a public handle: its module is private.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub struct Held {
     shared: Arc<Shared>,
     components: Vec<LeaseComponent>,
     transfers: Vec<TransferId>,
@@ -85,7 +87,7 @@ macro_rules! pages {
             }
 
             /// Takes a read guard: until it is dropped the pages stay as they are, also if they
-            /// are released meanwhile. One guard is enough for a whole decode step. [I18]
+            /// are released meanwhile. One guard is enough for a whole decode step. `[I18]`
             pub fn read(&self) -> Result<ReadGuard, LedgerError> {
                 self.0.guard()
             }
@@ -98,12 +100,12 @@ macro_rules! pages {
 
 pages! {
     /// Pages of which every byte was written by this transfer, under this grant, and verified
-    /// where it landed. [I1] Dropping it releases them.
+    /// where it landed. `[I1]` Dropping it releases them.
     SealedPages
 }
 pages! {
     /// Pages that a transfer without digests wrote: all of them, but nobody compared the bytes.
-    /// [I12] Dropping it releases them.
+    /// `[I12]` Dropping it releases them.
     UnverifiedPages
 }
 

@@ -39,18 +39,12 @@ impl From<Busy> for PoolError {
 }
 
 /// How a pool is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PoolOptions {
     /// Quarantined pages past which no new grants are made. Default: half of the pool.
     pub quarantine_budget: Option<u32>,
-    /// Zero pages when they are released, before they can be granted again. [I15]
+    /// Zero pages when they are released, before they can be granted again. `[I15]`
     pub zero_on_release: bool,
-}
-
-impl Default for PoolOptions {
-    fn default() -> Self {
-        PoolOptions { quarantine_budget: None, zero_on_release: false }
-    }
 }
 
 /// A registered pool. Cheap to clone; the pool lives until [`Engine::unregister_pool`].

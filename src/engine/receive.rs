@@ -48,7 +48,7 @@ impl Part {
 /// A receive under way. `P` is [`super::SealedPages`] or [`super::UnverifiedPages`].
 ///
 /// Ends within its deadline, whatever the peer does; waits don't spin. Dropping it aborts: its
-/// pages go back once nothing can write them any more, never earlier. [I3] Safe from any thread.
+/// pages go back once nothing can write them any more, never earlier. `[I3]` Safe from any thread.
 #[derive(Debug)]
 #[must_use = "dropping a handle aborts its transfer"]
 pub struct ReceiveHandle<P> {
@@ -145,7 +145,7 @@ impl<P> Drop for ReceiveHandle<P> {
     }
 }
 
-/// Deadlines are finite. [I7]
+/// Deadlines are finite. `[I7]`
 pub(super) fn check_deadline(deadline: Duration) -> Result<(), Cause> {
     let (asked, limit) = (deadline.as_millis(), MAX_DEADLINE.as_millis());
     match () {

@@ -69,7 +69,7 @@ impl Source {
 }
 
 /// A request that is known and not decided on. It can be refused or admitted; it can't complete:
-/// a rejected request has no such method. [I2]
+/// a rejected request has no such method. `[I2]`
 ///
 /// ```compile_fail
 /// fn no_path(request: sealift::engine::Request) {
@@ -190,7 +190,7 @@ fn first_planes(component: &SourceComponent) -> Vec<PlaneIndex> {
     component.extents.iter().map(|extent| extent.first_plane).collect()
 }
 
-/// An admitted send: pages can be written as they become ready. [I11] Each block once.
+/// An admitted send: pages can be written as they become ready. `[I11]` Each block once.
 ///
 /// Dropping it aborts; the source is free when [`Completion::wait_source_free`] says so, or when
 /// the engine has been drained.
@@ -242,7 +242,7 @@ impl SendHandle {
     }
 
     /// Everything was written: the receiver verifies and decides. If a block is missing, the
-    /// transfer fails on both sides with what is missing. [I1]
+    /// transfer fails on both sides with what is missing. `[I1]`
     pub fn complete(mut self) -> Completion {
         if let Some(admitted) = self.admitted.take() {
             self.shared.command(Command::Complete { completing: admitted.complete() });
@@ -312,7 +312,7 @@ impl Completion {
     }
 
     /// Blocks until nothing reads the source any more, for at most `timeout`: from then on its
-    /// pages may be reused, and nothing of what is put there can reach the peer. [I4]
+    /// pages may be reused, and nothing of what is put there can reach the peer. `[I4]`
     pub fn wait_source_free(&self, timeout: Duration) -> bool {
         self.free.wait(timeout).is_some() || self.free.is_done()
     }

@@ -117,7 +117,7 @@ impl Shared {
         Health { faults }
     }
 
-    /// Zeroes pages that were released, then frees them. [I15]
+    /// Zeroes pages that were released, then frees them. `[I15]`
     pub(crate) fn scrub(&self, pool: PoolId, pages: &[PageIndex]) {
         if pages.is_empty() {
             return;

@@ -68,7 +68,7 @@ impl PoolMemory {
     /// changes, and the handle comes back with who else there is.
     ///
     /// There is no window between the check and the end: a pin can only be taken through a handle,
-    /// so when no other handle is left, none can be taken. [I18]
+    /// so when no other handle is left, none can be taken. `[I18]`
     pub fn deregister(self: Arc<Self>) -> Result<(), (Arc<PoolMemory>, Busy)> {
         match Arc::try_unwrap(self) {
             Ok(_last) => Ok(()),
@@ -150,7 +150,7 @@ impl PoolMemory {
         plane.region.write_at(start, data).expect("every page lies in its region");
     }
 
-    /// Sets every byte of `page` in `plane` to `byte`, and no other. [I15]
+    /// Sets every byte of `page` in `plane` to `byte`, and no other. `[I15]`
     ///
     /// # Panics
     ///
@@ -180,7 +180,7 @@ impl PoolMemory {
         self.pins.load(Ordering::Acquire)
     }
 
-    /// Keeps the memory registered until the pin is dropped. [I4]
+    /// Keeps the memory registered until the pin is dropped. `[I4]`
     pub fn pin(self: &Arc<Self>) -> Pin {
         self.pins.fetch_add(1, Ordering::AcqRel);
         Pin(Arc::clone(self))

@@ -129,7 +129,7 @@ impl Registry {
 /// Keeps a region registered, and its memory alive, until it is dropped.
 ///
 /// There is no call that takes a registration away from under its users: [`super::PoolMemory`]
-/// holds those of its planes, every [`super::Pin`] holds the pool, so the last user ends it. [I4]
+/// holds those of its planes, every [`super::Pin`] holds the pool, so the last user ends it. `[I4]`
 /// To be told who still uses a pool, ask [`super::PoolMemory::deregister`].
 #[derive(Debug)]
 pub struct Registration {

@@ -7,7 +7,7 @@ use super::label::Label;
 use super::wire::{Text, wire_enum};
 
 wire_enum! {
-    /// The first thing that went wrong. It never changes afterwards. [I2]
+    /// The first thing that went wrong. It never changes afterwards. `[I2]`
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     pub enum Cause {
         /// The sender's application said no, before or after the grant.
@@ -32,7 +32,7 @@ wire_enum! {
             /// What was seen.
             why: Text,
         },
-        /// The sender wrote less than was granted. [I1]
+        /// The sender wrote less than was granted. `[I1]`
         6 => IncompleteCoverage {
             /// Bytes granted.
             granted_bytes: u64,
@@ -76,7 +76,7 @@ wire_enum! {
             /// How many pages are wrong.
             wrong_pages: u32,
         },
-        /// Grant and send are for different requests. [I17]
+        /// Grant and send are for different requests. `[I17]`
         12 => BindingMismatch {
             /// Which field.
             field: Text,
@@ -107,9 +107,9 @@ wire_enum! {
         },
         /// The label is in use for another transfer.
         15 => DuplicateLabel {},
-        /// The peer doesn't know the transfer, or ended it long ago. [I10]
+        /// The peer doesn't know the transfer, or ended it long ago. `[I10]`
         16 => StaleTransfer {},
-        /// The request is larger than a pool or a limit. [I16]
+        /// The request is larger than a pool or a limit. `[I16]`
         17 => CapacityExceeded {
             /// Of what.
             what: Text,
@@ -146,7 +146,7 @@ wire_enum! {
             /// The transfer that failed.
             sibling: TransferId,
         },
-        /// The peer can't do what was asked. [I13]
+        /// The peer can't do what was asked. `[I13]`
         24 => Unsupported {
             /// What.
             what: Text,

@@ -44,7 +44,7 @@ newtype!(
     BlockIndex(u32), "block "
 );
 newtype!(
-    /// A value per physical page: fresh at every grant, changed again at release. [I10]
+    /// A value per physical page: fresh at every grant, changed again at release. `[I10]`
     Generation(u64), "generation "
 );
 newtype!(
@@ -56,7 +56,7 @@ newtype!(
     Round(u16), "round "
 );
 
-/// One run of one engine: random, never reused, so a restarted peer is another peer. [I10]
+/// One run of one engine: random, never reused, so a restarted peer is another peer. `[I10]`
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Incarnation(pub u64);
 
@@ -72,7 +72,7 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// Names one transfer for ever: made by the receiver, from its incarnation and a counter. [I10]
+/// Names one transfer for ever: made by the receiver, from its incarnation and a counter. `[I10]`
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TransferId {
     /// The receiver that opened the transfer.

@@ -5,7 +5,7 @@ use std::fmt;
 use super::wire::{DecodeError, Reader, Text, Wire, wire_struct};
 
 /// A caller's name for a transfer, at most [`Label::MAX_LEN`] bytes. Only a label: it finds the
-/// other side's half, and proves nothing. [I10]
+/// other side's half, and proves nothing. `[I10]`
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Label(Vec<u8>);
 
@@ -56,7 +56,7 @@ impl Wire for Label {
 }
 
 wire_struct! {
-    /// The request that a transfer is for. Compared on both sides before a byte moves. [I17]
+    /// The request that a transfer is for. Compared on both sides before a byte moves. `[I17]`
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Binding {
         /// Tokens of the prompt.

@@ -18,9 +18,9 @@ pub enum PageState {
     Verifying,
     /// Readable by its owner.
     Sealed,
-    /// Of a failed transfer whose writes may still land: neither readable nor grantable. [I3]
+    /// Of a failed transfer whose writes may still land: neither readable nor grantable. `[I3]`
     Quarantined,
-    /// Being zeroed before it is free. [I15]
+    /// Being zeroed before it is free. `[I15]`
     Scrubbing,
 }
 
@@ -240,7 +240,7 @@ impl Ledger {
         Generation(self.last_generation)
     }
 
-    /// Ends writing: a compare-and-set on every page's state and generation. [I1]
+    /// Ends writing: a compare-and-set on every page's state and generation. `[I1]`
     pub fn begin_verify(
         &mut self,
         pages: &[PageIndex],
@@ -268,7 +268,7 @@ impl Ledger {
     }
 
     /// Holds back the pages of a failed transfer, granted or verifying, until its writes are
-    /// known to have ended. [I3]
+    /// known to have ended. `[I3]`
     pub fn quarantine(
         &mut self,
         pages: &[PageIndex],
@@ -353,7 +353,7 @@ impl Ledger {
     }
 
     /// Takes a read guard: until [`Ledger::unguard`], the pages stay sealed at this generation,
-    /// whoever releases them. [I18]
+    /// whoever releases them. `[I18]`
     pub fn guard(
         &mut self,
         pages: &[PageIndex],

@@ -1,5 +1,5 @@
 //! The control messages. Every message about a transfer is acknowledged, resent until it is, and
-//! harmless when it comes twice. [I7]
+//! harmless when it comes twice. `[I7]`
 
 use super::cause::Cause;
 use super::extent::Extent;
@@ -16,7 +16,7 @@ pub const VERSION: u16 = 1;
 pub const MIN_VERSION: u16 = 1;
 
 wire_struct! {
-    /// One pool, as its owner announces it. [I16]
+    /// One pool, as its owner announces it. `[I16]`
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     pub struct PoolCapacity {
         /// The pool's name.
@@ -92,7 +92,7 @@ wire_struct! {
         pub deadline_ms: u32,
         /// Whether digests are wanted.
         pub integrity: bool,
-        /// The receiver's transfers below this counter have ended. [I10]
+        /// The receiver's transfers below this counter have ended. `[I10]`
         pub oldest_live: u64,
         /// What is granted.
         pub components: Vec<GrantComponent>,
@@ -113,7 +113,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// What the sender wrote. Compared with the grant. [I1]
+    /// What the sender wrote. Compared with the grant. `[I1]`
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     pub struct Manifest {
         /// The generation that was written.
@@ -146,38 +146,54 @@ wire_enum! {
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     pub enum Message {
         /// Dialler to listener, first.
-        1 => Hello { hello: Hello, },
+        1 => Hello {
+            /// What this side says of itself.
+            hello: Hello,
+        },
         /// Listener to dialler: the session stands.
         2 => Welcome {
+            /// What this side says of itself.
             hello: Hello,
             /// The session that the dialler named goes on; else it is a new one, and the old
             /// one's transfers are over.
             resumed: bool,
         },
         /// The session is refused or over.
-        3 => Bye { cause: Cause, },
+        3 => Bye {
+            /// Why.
+            cause: Cause,
+        },
         /// Keeps the session alive.
         4 => Ping { },
         /// Answers [`Message::Ping`].
         5 => Pong { },
         /// Reader to writer: a lane is prepared.
         10 => LaneOffer {
+            /// The lane.
             lane: LaneId,
             /// The transport's parameters.
             params: Vec<u8>,
         },
         /// Writer to reader: this end is prepared too.
         11 => LaneAnswer {
+            /// The lane.
             lane: LaneId,
             /// The transport's parameters.
             params: Vec<u8>,
         },
         /// Writer to reader: this end of the lane is closed, or never opened.
-        12 => LaneGone { lane: LaneId, },
+        12 => LaneGone {
+            /// The lane.
+            lane: LaneId,
+        },
         /// Receiver to sender.
-        20 => Grant { grant: Grant, },
+        20 => Grant {
+            /// The grant.
+            grant: Grant,
+        },
         /// Sender to receiver: matched and checked; writing begins.
         21 => Accept {
+            /// The transfer.
             id: TransferId,
             /// Bytes that will be written.
             bytes: u64,
@@ -185,18 +201,48 @@ wire_enum! {
             lanes: Vec<LaneId>,
         },
         /// Sender to receiver: nothing was or will be written.
-        22 => Refuse { id: TransferId, cause: Cause, },
+        22 => Refuse {
+            /// The transfer.
+            id: TransferId,
+            /// Why.
+            cause: Cause,
+        },
         /// Sender to receiver: every write of the round succeeded, and so did the markers.
-        23 => Complete { id: TransferId, round: Round, manifest: Manifest, },
+        23 => Complete {
+            /// The transfer.
+            id: TransferId,
+            /// The round.
+            round: Round,
+            /// What was written.
+            manifest: Manifest,
+        },
         /// Receiver to sender: the pages are sealed (or taken unverified).
-        24 => Verified { id: TransferId, },
+        24 => Verified {
+            /// The transfer.
+            id: TransferId,
+        },
         /// Either side: it is over.
-        25 => Abort { id: TransferId, cause: Cause, },
+        25 => Abort {
+            /// The transfer.
+            id: TransferId,
+            /// Why.
+            cause: Cause,
+        },
         /// Sender to receiver: no write of this transfer is in flight here and none will be
-        /// posted. [I5]
-        26 => Drained { id: TransferId, round: Round, cause: Cause, lanes: Vec<LaneDrain>, },
+        /// posted. `[I5]`
+        26 => Drained {
+            /// The transfer.
+            id: TransferId,
+            /// The round.
+            round: Round,
+            /// Why.
+            cause: Cause,
+            /// How each lane that it may have used ended.
+            lanes: Vec<LaneDrain>,
+        },
         /// Receiver to sender: go on after these lanes were fenced.
         27 => Resume {
+            /// The transfer.
             id: TransferId,
             /// Counts resumes from 1.
             round: Round,
@@ -205,12 +251,19 @@ wire_enum! {
             /// May be used from now on, besides the accepted ones that live.
             lanes: Vec<LaneId>,
         },
-        /// Receiver to sender: an abort that came after the seal. Complete stands. [I9]
-        28 => TooLate { id: TransferId, },
-        /// Either side: no such transfer is live here. [I10]
-        29 => Stale { id: TransferId, },
+        /// Receiver to sender: an abort that came after the seal. Complete stands. `[I9]`
+        28 => TooLate {
+            /// The transfer.
+            id: TransferId,
+        },
+        /// Either side: no such transfer is live here. `[I10]`
+        29 => Stale {
+            /// The transfer.
+            id: TransferId,
+        },
         /// Either side: a message came in and was acted on. Says nothing of writes.
         30 => Ack {
+            /// The transfer.
             id: TransferId,
             /// [`Message::code`] of what is acknowledged.
             of: u8,
@@ -218,7 +271,10 @@ wire_enum! {
             round: Round,
         },
         /// Either side, after a session came back: these transfers between us are live here.
-        31 => Live { ids: Vec<TransferId>, },
+        31 => Live {
+            /// The transfers.
+            ids: Vec<TransferId>,
+        },
     }
 }
 

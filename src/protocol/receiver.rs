@@ -127,7 +127,7 @@ pub enum ReceiverAction {
         /// The lane.
         lane: LaneId,
     },
-    /// The one terminal event of an assembly. [I9]
+    /// The one terminal event of an assembly. `[I9]`
     Finished {
         /// Which.
         assembly: AssemblyId,
@@ -512,7 +512,7 @@ impl Receiver {
         actions: &mut Actions,
     ) {
         let Some(id) = message.transfer() else { return };
-        if !self.parts.get(&id).is_some_and(|part| part.peer == peer) {
+        if self.parts.get(&id).is_none_or(|part| part.peer != peer) {
             Self::answer_stale(peer, id, &message, actions);
             return;
         }
@@ -565,7 +565,7 @@ impl Receiver {
         }
     }
 
-    /// An id that isn't live: what it asks for has been done, or never will be. [I10]
+    /// An id that isn't live: what it asks for has been done, or never will be. `[I10]`
     fn answer_stale(peer: Incarnation, id: TransferId, message: &Message, actions: &mut Actions) {
         let answer = match message {
             Message::Drained { .. } | Message::Refuse { .. } | Message::Abort { .. } => {
@@ -616,7 +616,7 @@ impl Receiver {
         self.parts.get(&id).and_then(|part| self.assemblies.get(&part.assembly)).map(|a| &a.stage)
     }
 
-    /// Ends the assembly of `id` with its first cause; later causes change nothing. [I2]
+    /// Ends the assembly of `id` with its first cause; later causes change nothing. `[I2]`
     fn fail(
         &mut self,
         now: Time,
@@ -786,7 +786,7 @@ impl Receiver {
         }
     }
 
-    /// Every write is proven to have ended: the pages are free again, exactly once. [I3] [I9]
+    /// Every write is proven to have ended: the pages are free again, exactly once. `[I3]` `[I9]`
     fn release(&mut self, id: AssemblyId, ledgers: &mut Ledgers, actions: &mut Actions) {
         let Some(assembly) = self.assemblies.get_mut(&id) else { return };
         let mut scrub = Vec::new();

@@ -68,7 +68,7 @@ impl Hello {
     }
 
     /// Is a request of `pages` pages and `tokens` tokens larger than what this side announced for
-    /// its pool `name`? [I16]
+    /// its pool `name`? `[I16]`
     pub fn check_capacity(&self, name: &str, pages: u64, tokens: u64) -> Result<(), Cause> {
         let exceeded = |what: String, asked: u64, limit: u64| {
             Err(Cause::CapacityExceeded { what: what.into(), asked, limit })

@@ -39,7 +39,7 @@ pub enum LaneRole {
 }
 
 bitflags::bitflags! {
-    /// What a transport does by itself. Goes into the Hello. [I13]
+    /// What a transport does by itself. Goes into the Hello. `[I13]`
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Capabilities: u32 {
         /// A lane's marker proves that all writes before it on that lane are placed.
@@ -54,7 +54,7 @@ bitflags::bitflags! {
 }
 
 /// What became of a posted write or marker. Only `Success` is success; what a provider can't name
-/// is `Unknown`, and that is failure. [I8]
+/// is `Unknown`, and that is failure. `[I8]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CompletionStatus {
     /// The transport accepted every byte; on a network that does not say that they are placed.
@@ -78,9 +78,9 @@ pub struct WriteRequest {
     pub generation: Generation,
     /// Comes back in [`Event::WriteDone`].
     pub ticket: Ticket,
-    /// What to write. Bounded by the engine's window. [I6]
+    /// What to write. Bounded by the engine's window. `[I6]`
     pub blocks: Vec<BlockRange>,
-    /// Where the bytes are. Holds the memory alive and pinned. [I4]
+    /// Where the bytes are. Holds the memory alive and pinned. `[I4]`
     pub source: Arc<Placement>,
     /// Where to digest each block before its first byte is posted
     /// ([`DigestTable::add_source`]). `None` if integrity is off.
@@ -145,7 +145,7 @@ pub enum Event {
         lane: LaneId,
     },
     /// A write or marker ended. Exactly one per [`Transport::post_write`] and
-    /// [`Transport::post_marker`]; from then on the source isn't read for it. [I4]
+    /// [`Transport::post_marker`]; from then on the source isn't read for it. `[I4]`
     WriteDone {
         /// The lane it was posted on.
         lane: LaneId,
@@ -188,7 +188,7 @@ pub enum Event {
         /// Bytes that landed, each block counted once.
         landed_bytes: u64,
     },
-    /// An I/O thread died. Health must fail. [I14]
+    /// An I/O thread died. Health must fail. `[I14]`
     WorkerDied {
         /// Which, and why.
         why: String,

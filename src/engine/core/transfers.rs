@@ -19,7 +19,6 @@ use crate::transport::{
 };
 
 impl Core {
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn receive(
         &mut self,
         now: Time,
@@ -148,7 +147,6 @@ impl Core {
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn open_landing(
         &mut self,
         now: Time,

@@ -39,7 +39,8 @@ fn claim_names_the_page_and_its_state_and_changes_nothing() {
     let mut ledger = ledger();
     let held = pages(&[3]);
     let generation = ledger.claim(&held).unwrap();
-    let steps: [(PageState, fn(&mut Ledger, &[PageIndex], Generation)); 3] = [
+    type Step = fn(&mut Ledger, &[PageIndex], Generation);
+    let steps: [(PageState, Step); 3] = [
         (PageState::Granted, |_, _, _| {}),
         (PageState::Verifying, |l, p, g| l.begin_verify(p, g).unwrap()),
         (PageState::Quarantined, |l, p, g| l.quarantine(p, g).unwrap()),

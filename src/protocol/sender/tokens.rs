@@ -1,4 +1,4 @@
-//! The states of a send as types, so that a refused request has no way to complete. [I2]
+//! The states of a send as types, so that a refused request has no way to complete. `[I2]`
 //!
 //! [`Announced`] → [`Admitted`] → [`Completing`]. Refusing consumes the announcement and leaves
 //! nothing that could be completed; completing consumes the admission, so it happens once and

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Load, SenderAction, SenderSettings};
+use super::{Load, SenderAction, SenderSettings, WriteEnd};
 use crate::protocol::cause::Cause;
 use crate::protocol::ids::{
     BlockIndex, Generation, Incarnation, LaneId, Round, Ticket, Time, TransferId,
@@ -186,7 +186,7 @@ impl Transfer {
         self.send(now, Message::Accept { id, bytes, lanes: lanes.to_vec() }, actions);
     }
 
-    /// Nothing local reads the source any more. [I4]
+    /// Nothing local reads the source any more. `[I4]`
     pub(super) fn is_quiet(&self) -> bool {
         self.in_flight.is_empty()
     }
@@ -200,7 +200,7 @@ impl Transfer {
     }
 
     /// Posts one chunk over the least loaded lane that has room. `false` if there was nothing to
-    /// post or no room. [I6]
+    /// post or no room. `[I6]`
     pub(super) fn pump_one(
         &mut self,
         settings: &SenderSettings,
@@ -246,25 +246,22 @@ impl Transfer {
     }
 
     /// A write or marker ended. Returns the bytes that left its lane's load.
-    pub(super) fn on_write_done(
-        &mut self,
-        lane: LaneId,
-        ticket: Ticket,
-        success: bool,
-        cancelled: bool,
-    ) -> u64 {
+    pub(super) fn on_write_done(&mut self, lane: LaneId, ticket: Ticket, end: WriteEnd) -> u64 {
         if let Some(used) = self.lanes.get_mut(&lane) {
             if let Marker::Posted(posted, round) = used.marker
                 && posted == ticket
             {
-                used.marker = if success { Marker::Done(round) } else { Marker::None };
+                used.marker = match end {
+                    WriteEnd::Success => Marker::Done(round),
+                    _ => Marker::None,
+                };
             }
             // Whatever isn't success makes the lane unusable for good; a cancelled write never
             // touched it.
-            used.dead |= !success && !cancelled;
+            used.dead |= end == WriteEnd::Failed;
         }
         let Some(write) = self.in_flight.remove(&ticket) else { return 0 };
-        if success && !self.is_draining() {
+        if end == WriteEnd::Success && !self.is_draining() {
             self.done_bytes = (self.done_bytes + write.bytes).min(self.map.byte_count());
         }
         write.bytes
@@ -323,7 +320,7 @@ impl Transfer {
         self.outbox.settle(Message::COMPLETE);
     }
 
-    /// Stops posting. [I2]
+    /// Stops posting. `[I2]`
     pub(super) fn begin_drain(&mut self, cause: Cause, kill_at: Time, actions: &mut Actions) {
         if self.draining.is_some() {
             return;

@@ -63,7 +63,7 @@ pub(super) struct Outstanding {
     pub(super) ticket: Ticket,
     /// Until it is begun.
     pub(super) posted: Option<Posted>,
-    /// Pins the memory until the completion, as a NIC that may still read it wants. [I4]
+    /// Pins the memory until the completion, as a NIC that may still read it wants. `[I4]`
     pub(super) _source: Option<Arc<Placement>>,
     /// What its completion is to state, if not the truth.
     pub(super) status: Option<CompletionStatus>,

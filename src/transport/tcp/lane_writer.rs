@@ -3,7 +3,7 @@
 //!
 //! A batch of at most [`BATCH_BYTES`] is digested, then handed to the kernel in one call, so that
 //! the kernel's copy finds the bytes in the cache. A request is *begun* once its first frame is
-//! staged; from then on it runs to its end, which the engine's window keeps near. [I6]
+//! staged; from then on it runs to its end, which the engine's window keeps near. `[I6]`
 
 use std::collections::VecDeque;
 
@@ -80,7 +80,7 @@ pub(super) struct LaneWriter {
     staged: u64,
     sent: u64,
     /// Jobs that are wholly staged, and the position at which each ends. They keep the memory
-    /// that the batch points to. [I4]
+    /// that the batch points to. `[I4]`
     endings: VecDeque<(u64, Job)>,
     frame_bytes: usize,
 }

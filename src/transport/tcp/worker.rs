@@ -103,7 +103,7 @@ impl Worker {
     }
 
     /// Runs until shutdown. A panic is reported, and costs everything that this thread owned; the
-    /// thread stays to answer for it, since a fence must be answered even then. [I14]
+    /// thread stays to answer for it, since a fence must be answered even then. `[I14]`
     pub(super) fn run(mut self) {
         let mut events = Events::with_capacity(256);
         loop {
