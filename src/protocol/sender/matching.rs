@@ -45,6 +45,7 @@ impl Sender {
         if taken {
             self.finish_unmatched(
                 announced.id(),
+                None,
                 Phase::Admission,
                 Cause::DuplicateLabel {},
                 actions,
@@ -124,7 +125,7 @@ impl Sender {
             self.refuse_grant(now, transfer, cause.clone(), actions);
         }
         self.remember_refusal(label, cause.clone());
-        self.finish_unmatched(id, Phase::Matching, cause, actions);
+        self.finish_unmatched(id, None, Phase::Matching, cause, actions);
     }
 
     pub(super) fn remember_refusal(&mut self, label: Label, cause: Cause) {
@@ -138,18 +139,20 @@ impl Sender {
         }
     }
 
+    /// Ends an offer that never had a transfer of its own; `transfer`: the grant it failed to meet.
     pub(super) fn finish_unmatched(
         &mut self,
         id: OfferId,
+        transfer: Option<TransferId>,
         phase: Phase,
         cause: Cause,
         actions: &mut Actions,
     ) {
         let Some(offer) = self.offers.remove(&id) else { return };
         let error = TransferError {
-            transfer: None,
+            transfer,
             label: offer.label,
-            peer: offer.peer,
+            peer: offer.peer.or(transfer.map(|id| id.receiver)),
             phase,
             bytes_done: 0,
             bytes_total: offer.admission.as_ref().map_or(0, |a| a.map.byte_count()),
@@ -274,7 +277,7 @@ impl Sender {
         }
         if let Some(cause) = shape_difference(&grant.components, &admission.components) {
             self.refuse_grant(now, id, cause.clone(), actions);
-            self.finish_unmatched(offer_id, Phase::Matching, cause, actions);
+            self.finish_unmatched(offer_id, Some(id), Phase::Matching, cause, actions);
             return;
         }
         let deadline = now.after(Duration::from_millis(grant.deadline_ms.into()));
