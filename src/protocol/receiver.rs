@@ -181,6 +181,8 @@ pub struct Receiver {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum LaneHealth {
+    /// This end is not up yet; the writer's may be.
+    Opening,
     Up,
     Down,
 }
@@ -321,6 +323,12 @@ impl Receiver {
         actions: &mut Actions,
     ) {
         self.fail(now, id, cause, ledgers, actions);
+    }
+
+    /// A lane from `peer` is being opened. Its writer may be up, and name it in an `Accept`, before
+    /// this end is: a lane that is unknown here is one that was fenced, so it is known from now on.
+    pub fn on_lane_opening(&mut self, peer: Incarnation, lane: LaneId) {
+        self.lanes.entry((peer, lane)).or_insert(LaneHealth::Opening);
     }
 
     /// A lane from `peer` can carry writes.
