@@ -600,7 +600,14 @@ impl Receiver {
         let peer = part.peer;
         part.accept(lanes.iter().map(|&lane| (lane, !self.lanes.contains_key(&(peer, lane)))));
         if bytes != granted_bytes {
-            let cause = Cause::IncompleteCoverage { granted_bytes, covered_bytes: bytes };
+            let cause = match bytes < granted_bytes {
+                true => Cause::IncompleteCoverage { granted_bytes, covered_bytes: bytes },
+                false => Cause::ManifestMismatch {
+                    field: "bytes".into(),
+                    granted: granted_bytes,
+                    stated: bytes,
+                },
+            };
             self.fail(now, id, cause, ledgers, actions);
         }
         if matches!(self.stage_of(id), Some(Stage::Draining { fence_at: Time::NEVER })) {
