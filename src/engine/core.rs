@@ -298,9 +298,10 @@ impl Core {
             }
             Event::WriteRefused { lane, transfer, why, .. } => {
                 tracing::warn!(%transfer, %lane, %why, "a write was refused");
+                let Some(&(_, peer)) = self.reader_lanes.get(&lane) else { return };
                 let cause = landing_cause(why);
                 self.with_receiver(|receiver, ledgers, actions| {
-                    receiver.on_write_refused(now, transfer, cause, ledgers, actions);
+                    receiver.on_write_refused(now, peer, transfer, cause, ledgers, actions);
                 });
             }
             Event::LandingClosed { transfer, landed_bytes } => {

@@ -312,17 +312,22 @@ impl Receiver {
         }
     }
 
-    /// A write of `id` was refused by the transport: nothing of it landed, and the sender is
-    /// broken or hostile.
+    /// A write that named `id` was refused by the transport: nothing of it landed, and `peer`, whose
+    /// lane it came through, is broken or hostile. The name is its claim: another peer's transfer
+    /// doesn't end by it.
+    #[allow(clippy::too_many_arguments)]
     pub fn on_write_refused(
         &mut self,
         now: Time,
+        peer: Incarnation,
         id: TransferId,
         cause: Cause,
         ledgers: &mut Ledgers,
         actions: &mut Actions,
     ) {
-        self.fail(now, id, cause, ledgers, actions);
+        if self.parts.get(&id).is_some_and(|part| part.peer == peer) {
+            self.fail(now, id, cause, ledgers, actions);
+        }
     }
 
     /// A lane from `peer` is being opened. Its writer may be up, and name it in an `Accept`, before
