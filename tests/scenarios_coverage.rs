@@ -3,53 +3,12 @@
 mod common;
 
 use common::bed::{BINDING, assert_content, bytes_of, failed, outcome, pages, sealed};
+use common::duel::Duel;
 use common::*;
 use sealift::engine::{ReceiveHandle, SealedPages, Source};
 use sealift::protocol::{
     BlockIndex, BlockRange, Cause, ComponentIndex, Label, LedgerError, Message, PageIndex, Phase,
 };
-
-/// A decode node alone with a hand-driven sender, and one receive of four pages under way.
-struct Duel {
-    decode: Node,
-    rogue: Rogue,
-    label: Label,
-    receive: ReceiveHandle<SealedPages>,
-    page_numbers: Vec<PageIndex>,
-}
-
-impl Duel {
-    fn new(fabric: &Fabric) -> Duel {
-        let rogue = Rogue::new(fabric, "rogue");
-        let decode = Node::new(fabric, "decode", Default::default());
-        let peer = decode.engine.connect(&rogue.address(), GUARD).unwrap();
-        let lease = decode.pool.claim(&pages(4..8)).unwrap();
-        let page_numbers = lease.pages(0).to_vec();
-        let label = Label::new("duel").unwrap();
-        let receive = decode.engine.receive(&peer, label.clone(), BINDING, lease, GUARD);
-        Duel { decode, rogue, label, receive, page_numbers }
-    }
-
-    /// The receive fails so, and its pages come back.
-    #[track_caller]
-    fn fails(self, phase: Phase, done: u64, cause: Cause) {
-        let Duel { decode, rogue, label, receive, page_numbers } = self;
-        let error = failed(receive);
-        let expect = Expect {
-            transfer: Some(decode.transfer(1)),
-            label,
-            peer: Some(rogue.incarnation()),
-            phase,
-            done: done..=done,
-            total: bytes_of(4),
-            cause: cause.clone(),
-        };
-        assert_error(&error, expect);
-        assert_eq!(rogue.aborted(decode.transfer(1)), cause, "the sender is told");
-        decode.shape.assert_untouched_but(&decode.region, &page_numbers);
-        decode.assert_clean();
-    }
-}
 
 on_both! {
     fn the_incident_is_refused_before_a_byte_moves(fabric) {

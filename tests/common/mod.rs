@@ -6,6 +6,7 @@
 
 pub mod bed;
 pub mod check;
+pub mod duel;
 pub mod fabric;
 pub mod proxy;
 pub mod rogue;
