@@ -620,7 +620,14 @@ impl Receiver {
         let granted_bytes = part.map.byte_count();
         part.accept(id, lanes.into_iter(), &open, actions);
         if bytes != granted_bytes {
-            let cause = Cause::IncompleteCoverage { granted_bytes, covered_bytes: bytes };
+            let cause = match bytes < granted_bytes {
+                true => Cause::IncompleteCoverage { granted_bytes, covered_bytes: bytes },
+                false => Cause::ManifestMismatch {
+                    field: "bytes".into(),
+                    granted: granted_bytes,
+                    stated: bytes,
+                },
+            };
             self.fail(now, id, cause, ledgers, actions);
         }
         if matches!(self.stage_of(id), Some(Stage::Draining { fence_at: Time::NEVER })) {

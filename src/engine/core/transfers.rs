@@ -120,7 +120,9 @@ impl Core {
     fn settle_refused(&mut self, id: OfferId) {
         let early = self.early_failures.remove(&id);
         let Some(mut send) = self.sends.remove(&id) else { return };
-        if let (Some(resolver), Some(error)) = (send.resolver.take(), early) {
+        if let (Some(resolver), Some(mut error)) = (send.resolver.take(), early) {
+            // What it would have sent wasn't known yet when it failed.
+            error.bytes_total = send.placement.as_ref().map_or(0, |p| p.map().byte_count());
             resolver.resolve(Err(error));
         }
     }
