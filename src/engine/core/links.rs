@@ -521,7 +521,6 @@ impl Core {
         // From here on the peer may write through it, before this end is up.
         self.receiver.on_lane_opening(peer, lane);
         self.reader_lanes.insert(lane, (link, peer));
-        self.receiver.on_lane_opening(peer, lane);
         let prepared = self.transport.prepare_lane(link, lane, LaneRole::Reader);
         self.with_session(peer, |session, actions| match prepared {
             Ok(params) => session.on_reader_prepared(lane, params, actions),
