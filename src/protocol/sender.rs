@@ -329,7 +329,7 @@ impl Sender {
         else {
             return;
         };
-        let bytes = transfer.on_write_done(lane, ticket, end);
+        let bytes = transfer.on_write_done(lane, ticket, end, actions);
         let peer = transfer.peer;
         if bytes > 0
             && let Some(load) = self.loads.get_mut(&(peer, lane))

@@ -246,7 +246,13 @@ impl Transfer {
     }
 
     /// A write or marker ended. Returns the bytes that left its lane's load.
-    pub(super) fn on_write_done(&mut self, lane: LaneId, ticket: Ticket, end: WriteEnd) -> u64 {
+    pub(super) fn on_write_done(
+        &mut self,
+        lane: LaneId,
+        ticket: Ticket,
+        end: WriteEnd,
+        actions: &mut Actions,
+    ) -> u64 {
         if let Some(used) = self.lanes.get_mut(&lane) {
             if let Marker::Posted(posted, round) = used.marker
                 && posted == ticket
@@ -257,8 +263,11 @@ impl Transfer {
                 };
             }
             // Whatever isn't success makes the lane unusable for good; a cancelled write never
-            // touched it.
-            used.dead |= end == WriteEnd::Failed;
+            // touched it. It is closed, so that the receiver hears of it and fences: the transport
+            // may think it well.
+            if end == WriteEnd::Failed && !std::mem::replace(&mut used.dead, true) {
+                actions.push(SenderAction::KillLane { peer: self.peer, lane });
+            }
         }
         let Some(write) = self.in_flight.remove(&ticket) else { return 0 };
         if end == WriteEnd::Success && !self.is_draining() {
