@@ -316,8 +316,16 @@ impl Part {
         self.draining && self.lanes.values().all(|proof| proof.fenced)
     }
 
+    /// Everything is said to be written, and every lane is proven quiet with nothing lost: a lane
+    /// that was fenced before its marker came waits for its resume, however complete the sender
+    /// thought itself before it knew.
     pub(super) fn is_ready_to_verify(&self) -> bool {
-        self.is_complete() && self.is_quiescent()
+        self.is_complete() && self.is_quiescent() && !self.lanes.values().any(|p| self.lost(p))
+    }
+
+    /// What went over the lane is lost, and the sender doesn't know yet.
+    fn lost(&self, proof: &LaneProof) -> bool {
+        proof.fenced && !proof.given_up && proof.marker < Some(self.round)
     }
 
     pub(super) fn unfenced(&self) -> Vec<LaneId> {
@@ -362,10 +370,8 @@ impl Part {
         max_rounds: u16,
         actions: &mut Actions,
     ) {
-        let lost =
-            |proof: &LaneProof| proof.fenced && !proof.given_up && proof.marker < Some(self.round);
-        let dead: Vec<LaneId> =
-            self.lanes.iter().filter(|(_, proof)| lost(proof)).map(|(lane, _)| *lane).collect();
+        let lost = self.lanes.iter().filter(|(_, proof)| self.lost(proof));
+        let dead: Vec<LaneId> = lost.map(|(lane, _)| *lane).collect();
         if dead.is_empty() || up.is_empty() || !self.accepted() || self.round.0 >= max_rounds {
             return;
         }
