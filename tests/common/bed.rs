@@ -82,6 +82,13 @@ impl Node {
         assert_eq!(self.engine.health().faults, Vec::<String>::new());
     }
 
+    /// Its memory as it is now.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.region.len()];
+        self.region.read_at(0, &mut bytes).unwrap();
+        bytes
+    }
+
     #[track_caller]
     pub fn assert_untouched(&self) {
         self.shape.assert_untouched_but(&self.region, &[]);
@@ -132,6 +139,12 @@ impl Bed {
         let peer = decode.engine.connect(&route.address(), GUARD).unwrap();
         assert_eq!(peer.incarnation(), prefill.engine.incarnation());
         Bed { decode, prefill, peer, route }
+    }
+
+    /// The decode node, as the prefill node sees it.
+    pub fn decode_peer(&self) -> Peer {
+        eventually("the listener knows its peer", || !self.prefill.engine.peers().is_empty());
+        self.prefill.engine.peers().remove(0)
     }
 
     /// The whole pages `range` of the prefill node.
