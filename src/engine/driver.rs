@@ -92,11 +92,14 @@ pub(crate) fn spawn(
 
 fn run(core: &mut Core, inputs: &Receiver<Input>) {
     let clock = Clock::start();
-    while !core.is_over() {
+    loop {
         // What came in counts before silence does: after a stall, peers aren't lost for it.
         let now = clock.now();
         for input in inputs.try_iter().take(BATCH) {
             core.on_input(now, input);
+        }
+        if core.is_over() {
+            return;
         }
         core.on_timeout(now);
         let sleep = clock.now().until(core.next_timeout()).min(LONGEST_SLEEP);
