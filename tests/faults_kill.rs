@@ -71,3 +71,24 @@ fn a_peer_restarted_on_its_port_serves_the_next_transfer_within_two_seconds() {
     assert_eq!(restarted.ask("outcome"), "ok");
     receive_fresh(&survivor, &mut restarted, 3);
 }
+
+/// The survivor goes on dialling the dead peer's address, where its successor listens, which has
+/// dialled the survivor meanwhile: that session must not suffer for the old one.
+#[test]
+fn a_redial_of_a_dead_peer_leaves_the_session_with_its_successor_alone() {
+    let reconnect_grace = Duration::from_secs(4);
+    let spec = Spec { reconnect_grace, ..End::Deadline.spec() };
+    let survivor = Node::start(&spec);
+    let mut old = Child::start(&spec);
+    let lost = survivor.connect(&old.address);
+    old.kill();
+    let mut successor = Child::start(&Spec { listen: old.address.clone(), ..spec });
+    successor.must(&format!("connect {}", survivor.address()));
+    let sending = survivor.send_slowly(1, PAGES, HANG);
+    successor.must(&format!("receive 1 {PAGES} {}", HANG.as_millis()));
+    let is_lost = || survivor.engine.peers().iter().all(|p| p.incarnation() != lost.incarnation());
+    eventually("the dead peer is given up", is_lost);
+    sending.go_on();
+    assert_eq!(successor.ask("outcome"), "ok");
+    sending.wait().result.unwrap();
+}

@@ -438,6 +438,7 @@ impl Sender {
         for id in ids {
             if let Some(transfer) = self.offers.get_mut(&id).and_then(|o| o.transfer.as_mut()) {
                 transfer.gone = true;
+                transfer.lost = true;
                 transfer.outbox.clear();
             }
             self.fail(now, id, cause.clone(), actions);
@@ -493,11 +494,13 @@ impl Sender {
         if !(offer.told && offer.source_free && said) {
             return;
         }
-        let transfer_id = transfer.id;
+        let (transfer_id, lost) = (transfer.id, transfer.lost);
         self.offers.remove(&id);
         self.transfers.remove(&transfer_id);
-        let outbox = Outbox::new(self.settings.resend);
-        self.tombstones.insert(transfer_id, Tombstone { last, outbox });
+        if !lost {
+            let outbox = Outbox::new(self.settings.resend);
+            self.tombstones.insert(transfer_id, Tombstone { last, outbox });
+        }
     }
 
     /// Posts as long as lanes have room, one chunk per transfer in turn.
@@ -596,3 +599,6 @@ impl Admission {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -249,8 +249,9 @@ impl Core {
         let known = standing.map(|entry| (entry.session_id, entry.session.is_up()));
         match known {
             Some((id, _)) if theirs.session == Some(id) => self.resume(now, link, peer),
-            // It dialled a second time: the session that stands goes on over its own link.
-            Some((id, true)) if theirs.session.is_none() => {
+            // The session that stands goes on over its own link. It dialled a second time; or it
+            // meant an engine that had this address before, and names its session with that one.
+            Some((id, true)) => {
                 let until = now.after(self.shared.config.handshake);
                 self.set_state(link, LinkState::Spare { until });
                 let hello = self.hello(Some(id));
@@ -319,6 +320,10 @@ impl Core {
         let standing = self.peers.get(&peer).filter(|entry| !entry.session.is_lost());
         let known = standing.map(|entry| (entry.session_id, entry.session.is_up()));
         let shared_hello = Arc::new(theirs.clone());
+        if let Some(lost) = for_peer.filter(|lost| *lost != peer) {
+            let why = format!("another engine, {peer}, answers at its address").into();
+            self.lose(now, lost, Cause::PeerLost { why });
+        }
         match known {
             Some((ours, false)) if ours == id && resumed => self.rebind(now, link, peer),
             // Another link carries a session with this peer: of two dials that cross, the one of
@@ -337,10 +342,6 @@ impl Core {
             _ => {
                 let why = "it does not know the session any more".into();
                 self.lose(now, peer, Cause::PeerLost { why });
-                if let Some(lost) = for_peer.filter(|lost| *lost != peer) {
-                    let why = format!("another engine, {peer}, answers at its address").into();
-                    self.lose(now, lost, Cause::PeerLost { why });
-                }
                 self.work(now);
                 self.begin(now, link, theirs, id, Some(address));
             }

@@ -126,6 +126,8 @@ pub(super) struct Transfer {
     pub(super) complete_sent: bool,
     /// The peer is gone or has forgotten the transfer: nothing more is said to it.
     pub(super) gone: bool,
+    /// The session is over: nobody can ask for the last word any more.
+    pub(super) lost: bool,
     pub(super) kill_at: Time,
     generation: Generation,
     integrity: bool,
@@ -159,6 +161,7 @@ impl Transfer {
             accepted: false,
             complete_sent: false,
             gone: false,
+            lost: false,
             kill_at: Time::NEVER,
             generation,
             integrity,
