@@ -442,7 +442,9 @@ impl Receiver {
         let mut ids = Vec::new();
         for (id, part) in self.parts.iter_mut().filter(|(_, part)| part.peer == peer) {
             part.outbox.hurry(now);
-            if part.is_live() {
+            // A grant that isn't acknowledged may never have come: to ask after it before it is
+            // sent again would be answered with Stale.
+            if part.is_live() && !part.outbox.holds(Message::GRANT) {
                 ids.push(*id);
             }
         }
