@@ -545,11 +545,16 @@ impl Receiver {
             }
             Message::Complete { round, manifest, .. } => {
                 let refused = self.parts.get_mut(&id).and_then(|part| {
-                    part.on_complete(round, manifest, &self.assemblies[&part.assembly].lease)
+                    let lease = &self.assemblies[&part.assembly].lease;
+                    let gone = |lane: &LaneId| !self.lanes.contains_key(&(peer, *lane));
+                    part.on_complete(id, round, manifest, lease, gone, actions)
                 });
                 match refused {
                     Some(cause) => self.fail(now, id, cause, ledgers, actions),
-                    None => self.advance(now, id, ledgers, actions),
+                    None => {
+                        self.try_resume(now, id, actions);
+                        self.advance(now, id, ledgers, actions);
+                    }
                 }
             }
             Message::Abort { cause, .. } => match self.stage_of(id) {
@@ -559,7 +564,7 @@ impl Receiver {
                 _ => self.fail(now, id, cause, ledgers, actions),
             },
             Message::Drained { round, cause, lanes, .. } => {
-                self.with_part(id, |part| part.on_drained(round, &lanes));
+                self.with_part(id, |part| part.on_drained(id, round, &lanes));
                 self.fail(now, id, cause, ledgers, actions);
                 for drain in lanes.iter().filter(|drain| drain.needs_fence) {
                     self.fence_lane(id, drain.lane, actions);
@@ -605,7 +610,8 @@ impl Receiver {
         part.outbox.settle(Message::GRANT);
         let granted_bytes = part.map.byte_count();
         let peer = part.peer;
-        part.accept(lanes.iter().map(|&lane| (lane, !self.lanes.contains_key(&(peer, lane)))));
+        let gone = |lane: &LaneId| !self.lanes.contains_key(&(peer, *lane));
+        part.accept(id, lanes.iter().map(|lane| (*lane, gone(lane))), actions);
         if bytes != granted_bytes {
             let cause = match bytes < granted_bytes {
                 true => Cause::IncompleteCoverage { granted_bytes, covered_bytes: bytes },

@@ -181,16 +181,24 @@ impl Part {
 
     /// The sender accepted over `lanes`, each with whether it is fenced already. What was
     /// suspected before is dropped: these are the only ones it uses.
-    pub(super) fn accept(&mut self, lanes: impl Iterator<Item = (LaneId, bool)>) {
+    pub(super) fn accept(
+        &mut self,
+        id: TransferId,
+        lanes: impl Iterator<Item = (LaneId, bool)>,
+        actions: &mut Actions,
+    ) {
         if self.sender != Sender::Silent {
             return;
         }
         self.sender = Sender::Accepted;
         let known = std::mem::take(&mut self.lanes);
         for (lane, gone) in lanes {
-            let mut proof = known.get(&lane).copied().unwrap_or_default();
-            proof.fenced |= gone;
-            self.lanes.insert(lane, proof);
+            self.lanes.insert(lane, known.get(&lane).copied().unwrap_or_default());
+            if gone {
+                // Nobody knew that the transfer used it when it was fenced: what landed over it
+                // before is to be written again.
+                self.on_fenced(id, lane, actions);
+            }
         }
     }
 
@@ -240,15 +248,18 @@ impl Part {
     /// `Some` if the manifest isn't the grant.
     pub(super) fn on_complete(
         &mut self,
+        id: TransferId,
         round: Round,
         manifest: Manifest,
         lease: &[LeaseComponent],
+        gone: impl Fn(&LaneId) -> bool,
+        actions: &mut Actions,
     ) -> Option<Cause> {
         if self.draining || round != self.round || self.is_complete() {
             return None;
         }
         let fault = self.manifest_fault(&manifest, lease[0].generation);
-        self.accept(manifest.lanes.iter().map(|&lane| (lane, false)));
+        self.accept(id, manifest.lanes.iter().map(|&lane| (lane, gone(&lane))), actions);
         self.sender = Sender::Complete { round, manifest };
         self.outbox.settle(Message::GRANT);
         fault
@@ -285,12 +296,12 @@ impl Part {
             .or_else(counts)
     }
 
-    pub(super) fn on_drained(&mut self, round: Round, lanes: &[LaneDrain]) {
+    pub(super) fn on_drained(&mut self, id: TransferId, round: Round, lanes: &[LaneDrain]) {
         if matches!(self.sender, Sender::Refused | Sender::Drained { .. }) {
             return;
         }
         if !self.accepted() {
-            self.accept(lanes.iter().map(|drain| (drain.lane, false)));
+            self.accept(id, lanes.iter().map(|drain| (drain.lane, false)), &mut Vec::new());
         }
         self.sender = Sender::Drained { round };
         self.outbox.clear();
