@@ -217,6 +217,12 @@ impl Rogue {
         assert_eq!(status, CompletionStatus::Success);
     }
 
+    /// Closes this end of a lane.
+    pub fn kill_lane(&self, lane: LaneId) {
+        let link = self.shared.state.lock().unwrap().link.expect("a link");
+        self.shared.transport.kill_lane(link, lane);
+    }
+
     #[track_caller]
     pub fn marker(&self, lane: LaneId, transfer: TransferId, round: Round) -> CompletionStatus {
         let (link, ticket) = self.ticket();
