@@ -7,7 +7,11 @@
 
 pub mod digest;
 pub mod engine;
-
 pub mod memory;
 pub mod protocol;
 pub mod transport;
+
+/// The README's code compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

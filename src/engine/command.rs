@@ -69,7 +69,7 @@ pub(crate) enum Command {
     },
     Drain {
         deadline: Duration,
-        resolver: Resolver<DrainReport>,
+        resolver: Resolver<Option<DrainReport>>,
     },
     Shutdown,
 }

@@ -122,7 +122,7 @@ impl Builder {
 
     fn check(&self) -> Result<(), EngineError> {
         let setting = |name, why: &str| Err(EngineError::Setting { name, why: why.to_owned() });
-        let EngineConfig { session, sender, .. } = &self.config;
+        let EngineConfig { session, sender, receiver, .. } = &self.config;
         if session.lane_count == 0 || session.lane_count > 64 {
             return setting("lanes", "must be 1 to 64");
         }
@@ -131,6 +131,10 @@ impl Builder {
         }
         if sender.chunk_bytes == 0 || sender.lane_window_bytes < sender.chunk_bytes {
             return setting("lane_window_bytes", "must be at least one chunk");
+        }
+        let shortest = Duration::from_millis(1);
+        if sender.resend < shortest || receiver.resend < shortest {
+            return setting("resend", "must be at least 1 ms");
         }
         if sender.chunk_blocks == 0 || sender.lane_window_writes == 0 {
             return setting("lane_window_writes", "must be at least 1");

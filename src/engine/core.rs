@@ -21,7 +21,7 @@ use crate::protocol::{Cause, Incarnation, LaneId, Phase, Time, TransferError, Tr
 use crate::transport::{
     CompletionStatus, DigestTable, Event, LandingError, LaneRole, LinkId, Placement, Transport,
 };
-use links::{Link, PeerEntry};
+use links::{Link, PeerEntry, Redial};
 
 /// One receive of the API.
 struct Receive {
@@ -49,7 +49,7 @@ struct Draining {
     deadline: Time,
     last: Time,
     aborted: usize,
-    resolver: Resolver<DrainReport>,
+    resolvers: Vec<Resolver<Option<DrainReport>>>,
 }
 
 /// An action of some state machine, waiting to be carried out.
@@ -69,7 +69,8 @@ pub(crate) struct Core {
     peers: BTreeMap<Incarnation, PeerEntry>,
     /// Where each lane that this side reads belongs; its epoch is unique in this engine.
     reader_lanes: HashMap<LaneId, (LinkId, Incarnation)>,
-    writer_lanes: HashMap<(Incarnation, LaneId), LinkId>,
+    writer_lanes: BTreeMap<(Incarnation, LaneId), LinkId>,
+    redials: Vec<Redial>,
     last_epoch: u64,
     receives: HashMap<AssemblyId, Receive>,
     landed: HashMap<TransferId, Landed>,
@@ -79,6 +80,8 @@ pub(crate) struct Core {
     early_failures: HashMap<OfferId, TransferError>,
     todo: VecDeque<Todo>,
     draining: Option<Draining>,
+    /// Drained or shut down: nothing new begins any more.
+    closing: bool,
     over: bool,
 }
 
@@ -91,7 +94,8 @@ impl Core {
             links: HashMap::new(),
             peers: BTreeMap::new(),
             reader_lanes: HashMap::new(),
-            writer_lanes: HashMap::new(),
+            writer_lanes: BTreeMap::new(),
+            redials: Vec::new(),
             last_epoch: 0,
             receives: HashMap::new(),
             landed: HashMap::new(),
@@ -100,6 +104,7 @@ impl Core {
             early_failures: HashMap::new(),
             todo: VecDeque::new(),
             draining: None,
+            closing: false,
             over: false,
             shared,
         }
@@ -108,6 +113,11 @@ impl Core {
     /// Shut down: nothing more is to be done.
     pub(crate) fn is_over(&self) -> bool {
         self.over
+    }
+
+    /// Stops the transport's threads. Whoever drives the core does so last.
+    pub(crate) fn close_transport(&self) {
+        self.transport.shutdown();
     }
 
     /// One input.
@@ -198,7 +208,7 @@ impl Core {
                 self.with_sender(|sender, actions| {
                     sender.announce(&announced, label, peer, deadline, actions);
                 });
-                if self.draining.is_some() {
+                if self.closing {
                     self.abort_send(now, announced.id(), Cause::ShuttingDown {});
                 }
             }
@@ -228,9 +238,13 @@ impl Core {
                 self.abort_send(now, offer, Cause::AbortedBySender { why: why.into() });
             }
             Command::Drain { deadline, resolver } => {
+                self.closing = true;
                 let deadline = now.after(deadline);
-                let last = Time::NEVER;
-                self.draining = Some(Draining { deadline, last, aborted: 0, resolver });
+                let (last, aborted, resolvers) = (Time::NEVER, 0, Vec::new());
+                let fresh = Draining { deadline, last, aborted, resolvers };
+                let drain = self.draining.get_or_insert(fresh);
+                drain.deadline = drain.deadline.min(deadline);
+                drain.resolvers.push(resolver);
                 self.check_drain(now);
             }
             Command::Shutdown => self.shut_down(),
@@ -246,8 +260,10 @@ impl Core {
         let Some(drain) = self.draining.as_mut() else { return };
         let live = self.receiver.live_assemblies() + self.sender.live_offers();
         if live == 0 || drain.last <= now {
-            if let Some(Draining { aborted, resolver, .. }) = self.draining.take() {
-                resolver.resolve(DrainReport { aborted, undrained: live });
+            if let Some(Draining { aborted, resolvers, .. }) = self.draining.take() {
+                for resolver in resolvers {
+                    resolver.resolve(Some(DrainReport { aborted, undrained: live }));
+                }
             }
             return;
         }
@@ -263,7 +279,7 @@ impl Core {
                 receiver.abort(now, assembly, Cause::ShuttingDown {}, ledgers, actions);
             });
         }
-        for offer in self.sends.keys().copied().collect::<Vec<_>>() {
+        for offer in self.sender.offers() {
             self.abort_send(now, offer, Cause::ShuttingDown {});
         }
         self.work(now);
@@ -326,7 +342,7 @@ impl Core {
 
     fn shut_down(&mut self) {
         self.say_bye();
-        self.transport.shutdown();
+        self.closing = true;
         self.over = true;
     }
 }

@@ -92,22 +92,18 @@ pub(crate) fn spawn(
 
 fn run(core: &mut Core, inputs: &Receiver<Input>) {
     let clock = Clock::start();
-    loop {
+    while !core.is_over() {
+        // What came in counts before silence does: after a stall, peers aren't lost for it.
         let now = clock.now();
-        core.on_timeout(now);
-        let sleep = now.until(core.next_timeout()).min(LONGEST_SLEEP);
-        let first = match inputs.recv_timeout(sleep) {
-            Ok(input) => input,
-            Err(RecvTimeoutError::Timeout) => continue,
-            Err(RecvTimeoutError::Disconnected) => return,
-        };
-        let now = clock.now();
-        core.on_input(now, first);
         for input in inputs.try_iter().take(BATCH) {
             core.on_input(now, input);
         }
-        if core.is_over() {
-            return;
+        core.on_timeout(now);
+        let sleep = clock.now().until(core.next_timeout()).min(LONGEST_SLEEP);
+        match inputs.recv_timeout(sleep) {
+            Ok(input) => core.on_input(clock.now(), input),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }
@@ -132,17 +128,24 @@ impl Driver {
     /// Handles everything that is queued, and the timers that are due at `now`. `true` if there
     /// was anything.
     pub fn step(&mut self, now: Time) -> bool {
-        let mut busy = self.core.next_timeout() <= now;
-        self.core.on_timeout(now);
+        let mut busy = false;
         while let Ok(input) = self.gate.receiver.try_recv() {
             busy = true;
             self.core.on_input(now, input);
         }
+        busy |= self.core.next_timeout() <= now;
+        self.core.on_timeout(now);
         busy
     }
 
     /// When a timer is due next.
     pub fn next_timeout(&self) -> Time {
         self.core.next_timeout()
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.core.close_transport();
     }
 }

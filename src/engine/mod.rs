@@ -223,12 +223,12 @@ impl Engine {
     }
 
     /// Ends orderly: new transfers are refused from now on, live ones may end until `deadline`,
-    /// then they are aborted. Blocks for at most `deadline` and a few seconds.
-    pub fn drain(&self, deadline: Duration) -> DrainReport {
-        let lost = DrainReport { aborted: 0, undrained: 0 };
-        let (slot, resolver) = Slot::new(lost);
+    /// then they are aborted. Blocks for at most `deadline` and a few seconds. `None` if the engine
+    /// could not say: its thread died (see [`Engine::health`]) or hangs.
+    pub fn drain(&self, deadline: Duration) -> Option<DrainReport> {
+        let (slot, resolver) = Slot::new(None);
         self.shared.command(Command::Drain { deadline, resolver });
-        slot.wait(deadline + Duration::from_secs(10)).unwrap_or(lost)
+        slot.wait(deadline + Duration::from_secs(10)).flatten()
     }
 
     /// Whether everything this engine needs is alive. `[I14]`

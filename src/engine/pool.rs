@@ -142,7 +142,7 @@ impl Pool {
     fn lease(&self, pages: Vec<PageIndex>, generation: Generation) -> Lease {
         let component =
             LeaseComponent { pool: self.id, layout: (*self.layout).clone(), pages, generation };
-        Lease { shared: self.shared.clone(), components: vec![component] }
+        Lease { shared: self.shared.clone(), components: vec![component], joined_own: true }
     }
 
     fn with_ledger<T>(
@@ -161,18 +161,30 @@ impl Pool {
 pub struct Lease {
     shared: Arc<Shared>,
     components: Vec<LeaseComponent>,
+    /// No lease of another engine was joined to it: such a lease is refused when it is used.
+    joined_own: bool,
 }
 
 impl Lease {
-    /// Adds the pages of another pool (state, aux rows) as further components.
+    /// Adds the pages of another pool of the same engine (state, aux rows) as further components.
     pub fn join(mut self, mut other: Lease) -> Lease {
-        self.components.append(&mut other.components);
+        if Arc::ptr_eq(&self.shared, &other.shared) {
+            self.components.append(&mut other.components);
+        } else {
+            // `other` keeps its pages, and gives them back to its own engine as it is dropped.
+            self.joined_own = false;
+        }
         self
     }
 
     /// The pages of one component.
     pub fn pages(&self, component: usize) -> &[PageIndex] {
         self.components.get(component).map_or(&[], |component| &component.pages)
+    }
+
+    /// Whether all of it was leased from pools of this engine.
+    pub(super) fn is_of(&self, shared: &Arc<Shared>) -> bool {
+        self.joined_own && Arc::ptr_eq(&self.shared, shared)
     }
 
     /// The components, in order.

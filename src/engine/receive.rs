@@ -70,7 +70,10 @@ impl<P: From<Held>> ReceiveHandle<P> {
         let (slot, resolver) = Slot::new(Err(refusal(&parts, &lease, Cause::ShuttingDown {})));
         let key = ReceiveKey(shared.next_offer());
         let handle = ReceiveHandle { shared: shared.clone(), key, slot, pages: PhantomData };
-        if let Err(cause) = check_deadline(deadline) {
+        let foreign = !lease.is_of(shared);
+        let foreign =
+            foreign.then(|| Cause::Unsupported { what: "a lease of another engine".into() });
+        if let Some(cause) = check_deadline(deadline).err().or(foreign) {
             resolver.resolve(Err(refusal(&parts, &lease, cause)));
             return handle;
         }
@@ -92,12 +95,17 @@ impl<P: From<Held>> ReceiveHandle<P> {
     }
 
     /// Blocks until the receive ends: by its deadline at the latest.
+    ///
+    /// # Panics
+    ///
+    /// If [`ReceiveHandle::wait_for`] or [`ReceiveHandle::poll_result`] gave the result already.
     pub fn wait(self) -> Result<P, TransferError> {
         loop {
             // The engine ends every transfer by its deadline, and a dead engine resolves too.
             if let Some(result) = self.slot.wait(MAX_DEADLINE) {
                 return result.map(P::from);
             }
+            assert!(!self.slot.is_done(), "the result of this receive was taken before");
         }
     }
 
@@ -129,9 +137,11 @@ impl<P: From<Held>> Future for ReceiveHandle<P> {
     type Output = Result<P, TransferError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.slot.poll(context.waker()) {
-            Poll::Ready(Some(result)) => Poll::Ready(result.map(P::from)),
-            _ => Poll::Pending,
+        match self.slot.poll_done(context.waker()) {
+            Poll::Ready(()) => Poll::Ready(
+                self.slot.wait(Duration::ZERO).expect("polled after it was ready").map(P::from),
+            ),
+            Poll::Pending => Poll::Pending,
         }
     }
 }

@@ -57,10 +57,12 @@ impl Source {
         self.components.iter().map(component).collect()
     }
 
-    fn place(self, shared: &Shared) -> Result<Placement, PlacementError> {
+    fn place(self, shared: &Arc<Shared>) -> Result<Placement, PlacementError> {
         let pools = shared.pools();
         let memory = |(pool, pages, extents): (Pool, Vec<PageIndex>, Vec<Extent>)| {
-            let entry = pools.entries.get(&pool.id)?;
+            // A pool of another engine has the number of some pool here, and is not it.
+            let entry =
+                pools.entries.get(&pool.id).filter(|_| Arc::ptr_eq(&pool.shared, shared))?;
             Some((entry.memory.clone(), pages, extents))
         };
         let placed: Option<Vec<_>> = self.components.into_iter().map(memory).collect();
@@ -297,18 +299,15 @@ impl Completion {
     pub fn wait(&self) -> Result<(), TransferError> {
         loop {
             // The engine ends every transfer by its deadline, and a dead engine resolves too.
-            if let Some(result) = self.slot.wait(MAX_DEADLINE) {
+            if let Some(result) = self.slot.peek(MAX_DEADLINE) {
                 return result;
-            }
-            if self.slot.is_done() {
-                return Ok(());
             }
         }
     }
 
-    /// Blocks for at most `timeout`. `None` if the transfer goes on, or the result was taken.
+    /// Blocks for at most `timeout`. `None` if the transfer goes on. The result stays.
     pub fn wait_for(&self, timeout: Duration) -> Option<Result<(), TransferError>> {
-        self.slot.wait(timeout)
+        self.slot.peek(timeout)
     }
 
     /// Blocks until nothing reads the source any more, for at most `timeout`: from then on its
@@ -333,9 +332,9 @@ impl Future for Completion {
     type Output = Result<(), TransferError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.slot.poll(context.waker()) {
-            Poll::Ready(Some(result)) => Poll::Ready(result),
-            _ => Poll::Pending,
+        match self.slot.poll_done(context.waker()) {
+            Poll::Ready(()) => self.slot.peek(Duration::ZERO).map_or(Poll::Pending, Poll::Ready),
+            Poll::Pending => Poll::Pending,
         }
     }
 }

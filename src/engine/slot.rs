@@ -49,6 +49,10 @@ impl<T> Slot<T> {
     /// Takes the result, waiting for at most `timeout`. `None` if it isn't there by then, or was
     /// taken before.
     pub(crate) fn wait(&self, timeout: Duration) -> Option<T> {
+        self.wait_done(timeout)?.value.take()
+    }
+
+    fn wait_done(&self, timeout: Duration) -> Option<MutexGuard<'_, State<T>>> {
         let until = Instant::now() + timeout;
         let mut state = self.0.lock();
         while !state.done {
@@ -59,7 +63,15 @@ impl<T> Slot<T> {
             let woken = self.0.ready.wait_timeout(state, left);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.value.take()
+        Some(state)
+    }
+
+    /// The result, left for others to see, waiting for at most `timeout`.
+    pub(crate) fn peek(&self, timeout: Duration) -> Option<T>
+    where
+        T: Clone,
+    {
+        self.wait_done(timeout)?.value.clone()
     }
 
     /// The result is or was there.
@@ -67,11 +79,11 @@ impl<T> Slot<T> {
         self.0.lock().done
     }
 
-    /// As a future is polled.
-    pub(crate) fn poll(&self, waker: &Waker) -> Poll<Option<T>> {
+    /// Leaves `waker` to be woken, unless the result is or was there.
+    pub(crate) fn poll_done(&self, waker: &Waker) -> Poll<()> {
         let mut state = self.0.lock();
         if state.done {
-            return Poll::Ready(state.value.take());
+            return Poll::Ready(());
         }
         state.waker = Some(waker.clone());
         Poll::Pending

@@ -204,10 +204,12 @@ impl BlockMap {
             let start_plane = u32::from(planes.start.saturating_sub(first_plane));
             let end_plane = u32::from(planes.end.saturating_sub(first_plane));
             let count = pages.end.min(section.page_count).saturating_sub(pages.start);
+            if count == 0 {
+                continue;
+            }
             for plane in start_plane..end_plane.min(section.plane_count) {
                 let first = section.first + plane * section.page_count + pages.start;
                 match ranges.last_mut() {
-                    _ if count == 0 => {}
                     Some(last) if last.end() == u64::from(first) => last.count += count,
                     _ => ranges.push(BlockRange { first: BlockIndex(first), count }),
                 }

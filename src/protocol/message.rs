@@ -279,6 +279,8 @@ wire_enum! {
 }
 
 impl Message {
+    /// Most transfers in one [`Message::Live`].
+    pub const MAX_LIVE: usize = 1024;
     /// Code of [`Message::Grant`].
     pub const GRANT: u8 = 20;
     /// Code of [`Message::Accept`].

@@ -19,6 +19,8 @@ pub mod parts;
 pub mod receiver;
 pub mod sender;
 pub mod session;
+#[cfg(test)]
+mod tests;
 pub mod wire;
 
 pub use blocks::{BlockError, BlockMap, BlockPlace, BlockRange, ComponentShape};

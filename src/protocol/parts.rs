@@ -43,8 +43,9 @@ pub struct Joiner {
 }
 
 impl Joiner {
-    /// Takes the next control frame; returns the message that it completes.
-    pub fn push(&mut self, frame: &[u8]) -> Result<Option<Message>, DecodeError> {
+    /// Takes the next control frame; returns the message that it completes. A message longer than
+    /// `max_len` is refused at its first part.
+    pub fn push(&mut self, frame: &[u8], max_len: usize) -> Result<Option<Message>, DecodeError> {
         let mut reader = Reader::new(frame);
         let number = u32::get(&mut reader)?;
         let (index, count) = (u16::get(&mut reader)?, u16::get(&mut reader)?);
@@ -52,7 +53,7 @@ impl Joiner {
         if count == 0 || index >= count || chunk.is_empty() || chunk.len() > MAX_PART_LEN {
             return Err(DecodeError::Framing("part header"));
         }
-        if usize::from(count) > MAX_MESSAGE_LEN.div_ceil(MAX_PART_LEN) {
+        if usize::from(count) > max_len.div_ceil(MAX_PART_LEN) {
             return Err(DecodeError::Framing("too many parts"));
         }
         if index == 0 {
@@ -119,9 +120,9 @@ mod tests {
         assert!(frames.iter().all(|f| f.len() <= crate::transport::MAX_CONTROL_LEN));
         let mut joiner = Joiner::default();
         for frame in &frames[..frames.len() - 1] {
-            assert_eq!(joiner.push(frame).unwrap(), None);
+            assert_eq!(joiner.push(frame, MAX_MESSAGE_LEN).unwrap(), None);
         }
-        assert_eq!(joiner.push(&frames[frames.len() - 1]).unwrap(), Some(message));
+        assert_eq!(joiner.push(&frames[frames.len() - 1], MAX_MESSAGE_LEN).unwrap(), Some(message));
     }
 
     #[test]
@@ -129,17 +130,17 @@ mod tests {
         let frames = split(1, &grant(40_000)).unwrap();
         let mut joiner = Joiner::default();
         for (index, frame) in frames.iter().enumerate().filter(|(index, _)| *index != 1) {
-            assert_eq!(joiner.push(frame).unwrap(), None, "part {index}");
+            assert_eq!(joiner.push(frame, MAX_MESSAGE_LEN).unwrap(), None, "part {index}");
         }
         let again = grant(3);
         let frames = split(2, &again).unwrap();
-        assert_eq!(joiner.push(&frames[0]).unwrap(), Some(again));
+        assert_eq!(joiner.push(&frames[0], MAX_MESSAGE_LEN).unwrap(), Some(again));
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_an_error_or_a_message(frame in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = Joiner::default().push(&frame);
+            let _ = Joiner::default().push(&frame, MAX_MESSAGE_LEN);
         }
 
         #[test]
@@ -147,7 +148,7 @@ mod tests {
             let mut frame = split(1, &grant(20)).unwrap().remove(0);
             let at = at % frame.len();
             frame[at] = to;
-            let _ = Joiner::default().push(&frame);
+            let _ = Joiner::default().push(&frame, MAX_MESSAGE_LEN);
         }
     }
 }

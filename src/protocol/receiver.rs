@@ -16,7 +16,7 @@ use super::ids::{Generation, Incarnation, LaneId, PageIndex, PoolId, Round, Time
 use super::label::{Binding, Label};
 use super::layout::PoolLayout;
 use super::ledger::Ledger;
-use super::message::{GrantComponent, Message};
+use super::message::{GrantComponent, Manifest, Message};
 use super::{BlockMap, ComponentShape};
 pub use part::PartState;
 use part::{Landed, Part};
@@ -47,7 +47,7 @@ impl Default for ReceiverSettings {
             resend: Duration::from_millis(500),
             drain_grace: Duration::from_millis(500),
             linger: Duration::from_secs(10),
-            max_rounds: 8,
+            max_rounds: 64,
         }
     }
 }
@@ -181,7 +181,7 @@ pub struct Receiver {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum LaneHealth {
-    /// This end is not up yet; the writer's may be.
+    /// Offered: the writer's end may be up before this one.
     Opening,
     Up,
     Down,
@@ -266,6 +266,14 @@ impl Receiver {
         let components: Vec<(u32, &[u32])> =
             lease.iter().map(|c| (c.pages.len() as u32, &c.layout.item_lens[..])).collect();
         let slices: Vec<&Slice> = parts.iter().flat_map(|part| &part.slices).collect();
+        let misfit = slices.iter().find_map(|slice| {
+            let (_, item_lens) = components.get(slice.component)?;
+            slice.extents.iter().find_map(|extent| extent.check(item_lens).err())
+        });
+        if let Some(why) = misfit {
+            let why = why.to_string().into();
+            return Err(refuse(parts.first(), Cause::ProtocolViolation { why }));
+        }
         check_exact(&components, &slices).map_err(|why| {
             refuse(parts.first(), Cause::ProtocolViolation { why: why.to_string().into() })
         })?;
@@ -312,10 +320,8 @@ impl Receiver {
         }
     }
 
-    /// A write that named `id` was refused by the transport: nothing of it landed, and `peer`, whose
-    /// lane it came through, is broken or hostile. The name is its claim: another peer's transfer
-    /// doesn't end by it.
-    #[allow(clippy::too_many_arguments)]
+    /// The transport refused a write of `peer` that named `id`: nothing of it landed, and the
+    /// sender is broken or hostile. A transfer of another peer isn't touched by it.
     pub fn on_write_refused(
         &mut self,
         now: Time,
@@ -330,10 +336,9 @@ impl Receiver {
         }
     }
 
-    /// A lane from `peer` is being opened. Its writer may be up, and name it in an `Accept`, before
-    /// this end is: a lane that is unknown here is one that was fenced, so it is known from now on.
+    /// A lane from `peer` is being opened: from here to its fence, writes may come through it.
     pub fn on_lane_opening(&mut self, peer: Incarnation, lane: LaneId) {
-        self.lanes.entry((peer, lane)).or_insert(LaneHealth::Opening);
+        self.lanes.insert((peer, lane), LaneHealth::Opening);
     }
 
     /// A lane from `peer` can carry writes.
@@ -342,20 +347,14 @@ impl Receiver {
         now: Time,
         peer: Incarnation,
         lane: LaneId,
+        ledgers: &mut Ledgers,
         actions: &mut Actions,
     ) {
-        self.lanes.insert((peer, lane), LaneHealth::Up);
-        let part_ids: Vec<TransferId> = self.parts_of(peer);
-        for id in part_ids {
-            let Some(part) = self.parts.get_mut(&id) else { continue };
-            let draining = matches!(
-                self.assemblies.get(&part.assembly).map(|a| &a.stage),
-                Some(Stage::Draining { .. })
-            );
-            if draining && !part.accepted() {
-                part.suspect(lane);
-            }
-            self.try_resume(now, id, actions);
+        if let Some(health @ LaneHealth::Opening) = self.lanes.get_mut(&(peer, lane)) {
+            *health = LaneHealth::Up;
+        }
+        for id in self.parts_of(peer) {
+            self.try_resume(now, id, ledgers, actions);
         }
     }
 
@@ -380,7 +379,7 @@ impl Receiver {
             if let Some(part) = self.parts.get_mut(&id) {
                 part.on_fenced(id, lane, actions);
             }
-            self.try_resume(now, id, actions);
+            self.try_resume(now, id, ledgers, actions);
             self.advance(now, id, ledgers, actions);
         }
     }
@@ -442,13 +441,12 @@ impl Receiver {
         let mut ids = Vec::new();
         for (id, part) in self.parts.iter_mut().filter(|(_, part)| part.peer == peer) {
             part.outbox.hurry(now);
-            // A grant that isn't acknowledged may never have come: to ask after it before it is
-            // sent again would be answered with Stale.
+            // One whose grant may be on its way isn't known there yet.
             if part.is_live() && !part.outbox.holds(Message::GRANT) {
                 ids.push(*id);
             }
         }
-        for ids in ids.chunks(1024) {
+        for ids in ids.chunks(Message::MAX_LIVE) {
             let message = Message::Live { ids: ids.to_vec() };
             actions.push(ReceiverAction::Send { peer, message });
         }
@@ -534,6 +532,10 @@ impl Receiver {
         if let Some(ack) = message.ack() {
             actions.push(ReceiverAction::Send { peer, message: ack });
         }
+        if matches!(self.stage_of(id), Some(Stage::Sealed { .. })) {
+            self.on_message_sealed(peer, id, &message, actions);
+            return;
+        }
         match message {
             Message::Accept { bytes, lanes, .. } => {
                 self.on_accept(now, id, bytes, lanes, ledgers, actions);
@@ -544,27 +546,12 @@ impl Receiver {
                 self.advance(now, id, ledgers, actions);
             }
             Message::Complete { round, manifest, .. } => {
-                let refused = self.parts.get_mut(&id).and_then(|part| {
-                    let lease = &self.assemblies[&part.assembly].lease;
-                    let gone = |lane: &LaneId| !self.lanes.contains_key(&(peer, *lane));
-                    part.on_complete(id, round, manifest, lease, gone, actions)
-                });
-                match refused {
-                    Some(cause) => self.fail(now, id, cause, ledgers, actions),
-                    None => {
-                        self.try_resume(now, id, actions);
-                        self.advance(now, id, ledgers, actions);
-                    }
-                }
+                self.on_complete(now, id, round, manifest, ledgers, actions);
             }
-            Message::Abort { cause, .. } => match self.stage_of(id) {
-                Some(Stage::Sealed { .. }) => {
-                    actions.push(ReceiverAction::Send { peer, message: Message::TooLate { id } });
-                }
-                _ => self.fail(now, id, cause, ledgers, actions),
-            },
+            Message::Abort { cause, .. } => self.fail(now, id, cause, ledgers, actions),
             Message::Drained { round, cause, lanes, .. } => {
-                self.with_part(id, |part| part.on_drained(id, round, &lanes));
+                let open = self.lanes_of(id);
+                self.with_part(id, |part| part.on_drained(id, round, &lanes, &open, actions));
                 self.fail(now, id, cause, ledgers, actions);
                 for drain in lanes.iter().filter(|drain| drain.needs_fence) {
                     self.fence_lane(id, drain.lane, actions);
@@ -583,6 +570,27 @@ impl Receiver {
             }
             _ => {}
         }
+    }
+
+    /// The seal decided: what comes later changes nothing. `[I9]`
+    fn on_message_sealed(
+        &mut self,
+        peer: Incarnation,
+        id: TransferId,
+        message: &Message,
+        actions: &mut Actions,
+    ) {
+        match message {
+            Message::Abort { .. } | Message::Drained { .. } => {
+                actions.push(ReceiverAction::Send { peer, message: Message::TooLate { id } });
+            }
+            Message::Ack { of, round, .. } => {
+                self.with_part(id, |part| part.outbox.ack(*of, *round));
+            }
+            Message::Stale { .. } => self.with_part(id, |part| part.outbox.clear()),
+            _ => {}
+        }
+        self.settle(id);
     }
 
     /// An id that isn't live: what it asks for has been done, or never will be. `[I10]`
@@ -606,12 +614,11 @@ impl Receiver {
         ledgers: &mut Ledgers,
         actions: &mut Actions,
     ) {
+        let open = self.lanes_of(id);
         let Some(part) = self.parts.get_mut(&id) else { return };
         part.outbox.settle(Message::GRANT);
         let granted_bytes = part.map.byte_count();
-        let peer = part.peer;
-        let gone = |lane: &LaneId| !self.lanes.contains_key(&(peer, *lane));
-        part.accept(id, lanes.iter().map(|lane| (*lane, gone(lane))), actions);
+        part.accept(id, lanes.into_iter(), &open, actions);
         if bytes != granted_bytes {
             let cause = match bytes < granted_bytes {
                 true => Cause::IncompleteCoverage { granted_bytes, covered_bytes: bytes },
@@ -626,7 +633,26 @@ impl Receiver {
         if matches!(self.stage_of(id), Some(Stage::Draining { fence_at: Time::NEVER })) {
             self.fence_all(id, actions);
         }
-        self.try_resume(now, id, actions);
+        self.try_resume(now, id, ledgers, actions);
+        self.advance(now, id, ledgers, actions);
+    }
+
+    fn on_complete(
+        &mut self,
+        now: Time,
+        id: TransferId,
+        round: Round,
+        manifest: Manifest,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
+        let open = self.lanes_of(id);
+        let Some(part) = self.parts.get_mut(&id) else { return };
+        let generation = self.assemblies[&part.assembly].lease[0].generation;
+        if let Some(cause) = part.on_complete(id, round, manifest, &open, generation, actions) {
+            self.fail(now, id, cause, ledgers, actions);
+        }
+        self.try_resume(now, id, ledgers, actions);
         self.advance(now, id, ledgers, actions);
     }
 
@@ -679,21 +705,24 @@ impl Receiver {
             debug_assert!(held.is_ok(), "a live assembly holds its pages: {held:?}");
         }
         actions.push(ReceiverAction::Finished { assembly: assembly_id, outcome });
-        for part_id in assembly.parts.clone() {
-            let up: Vec<LaneId> = self.lanes_of(part_id);
+        let parts = assembly.parts.clone();
+        for &part_id in &parts {
+            let unfenced = self.lanes_of(part_id);
             let Some(part) = self.parts.get_mut(&part_id) else { continue };
-            part.begin_drain(part_id, up, actions);
+            part.begin_drain(part_id, unfenced, actions);
             let cause = match part_id == id {
                 true => cause.clone(),
                 false => Cause::SiblingFailed { sibling: id },
             };
             part.send_abort(now, part_id, cause, actions);
-            self.advance(now, part_id, ledgers, actions);
         }
         if matches!(cause, Cause::DigestMismatch { .. }) {
-            // What corrupted this transfer may corrupt the next one: its lanes go. [I12]
+            // What corrupted this transfer may corrupt the next one, and its markers are no better
+            // than its bytes: its lanes go, and only that frees the pages. [I12]
+            self.with_part(id, Part::distrust_markers);
             self.fence_all(id, actions);
         }
+        self.advance(now, id, ledgers, actions);
     }
 
     /// Unfenced lanes from the part's peer.
@@ -713,27 +742,39 @@ impl Receiver {
     }
 
     fn fence_lane(&mut self, id: TransferId, lane: LaneId, actions: &mut Actions) {
-        let Some(part) = self.parts.get(&id) else { return };
+        let Some(part) = self.parts.get_mut(&id) else { return };
         let peer = part.peer;
-        if let Some(health) = self.lanes.get_mut(&(peer, lane)) {
-            *health = LaneHealth::Down;
+        match self.lanes.get_mut(&(peer, lane)) {
+            Some(health) => {
+                *health = LaneHealth::Down;
+                actions.push(ReceiverAction::Fence { peer, lane });
+            }
+            // Fenced before, or never this peer's: nothing of it comes through there.
+            None => part.on_fenced(id, lane, actions),
         }
-        actions.push(ReceiverAction::Fence { peer, lane });
     }
 
     /// After a fence: the sender may go on over the lanes that are up now.
-    fn try_resume(&mut self, now: Time, id: TransferId, actions: &mut Actions) {
+    fn try_resume(
+        &mut self,
+        now: Time,
+        id: TransferId,
+        ledgers: &mut Ledgers,
+        actions: &mut Actions,
+    ) {
         if !matches!(self.stage_of(id), Some(Stage::Filling)) {
             return;
         }
-        let Some(part) = self.parts.get(&id) else { return };
-        let up: Vec<LaneId> = self
-            .lanes_of(id)
-            .into_iter()
-            .filter(|&lane| self.lanes[&(part.peer, lane)] == LaneHealth::Up)
-            .collect();
-        if let Some(part) = self.parts.get_mut(&id) {
-            part.try_resume(now, id, up, self.settings.max_rounds, actions);
+        let Some(part) = self.parts.get(&id).filter(|part| part.wants_resume()) else { return };
+        let is_up = |lane: &LaneId| self.lanes.get(&(part.peer, *lane)) == Some(&LaneHealth::Up);
+        let up: Vec<LaneId> = self.lanes_of(id).into_iter().filter(is_up).collect();
+        let rounds = part.round();
+        if rounds.0 >= self.settings.max_rounds {
+            let lane = up.first().copied().unwrap_or_default();
+            let why = format!("lanes broke {} times", rounds.0).into();
+            self.fail(now, id, Cause::LaneFailed { lane, why }, ledgers, actions);
+        } else if !up.is_empty() {
+            self.with_part(id, |part| part.resume(now, id, up, actions));
         }
     }
 

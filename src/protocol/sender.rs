@@ -43,6 +43,11 @@ pub struct SenderSettings {
     pub transfer_window_bytes: u64,
     /// Most grants that wait for their send.
     pub max_pending_grants: usize,
+    /// Most pages of one grant, and of all that wait.
+    pub max_grant_pages: u64,
+    /// Most ended transfers of which the last word is kept. Past it, everything up to the newest of
+    /// the peer is answered as stale.
+    pub max_tombstones: usize,
     /// Most refused labels that are remembered; the oldest goes first.
     pub max_refused_labels: usize,
 }
@@ -58,6 +63,8 @@ impl Default for SenderSettings {
             lane_window_writes: 64,
             transfer_window_bytes: 16 << 20,
             max_pending_grants: 4096,
+            max_grant_pages: 4 << 20,
+            max_tombstones: 65_536,
             max_refused_labels: 65_536,
         }
     }
@@ -239,9 +246,11 @@ pub struct Sender {
     pending: BTreeMap<TransferId, Pending>,
     tombstones: BTreeMap<TransferId, Tombstone>,
     low_water: BTreeMap<Incarnation, u64>,
-    refused: BTreeMap<Label, Cause>,
-    refused_order: VecDeque<Label>,
+    /// Refused labels, each for one receiver or for all.
+    refused: BTreeMap<(Label, Option<Incarnation>), Cause>,
+    refused_order: VecDeque<(Label, Option<Incarnation>)>,
     lanes: BTreeMap<Incarnation, BTreeSet<LaneId>>,
+    opening: BTreeMap<Incarnation, BTreeSet<LaneId>>,
     loads: BTreeMap<(Incarnation, LaneId), Load>,
     last_ticket: u64,
     /// Whose turn it is to post.
@@ -263,6 +272,7 @@ impl Sender {
             refused: BTreeMap::new(),
             refused_order: VecDeque::new(),
             lanes: BTreeMap::new(),
+            opening: BTreeMap::new(),
             loads: BTreeMap::new(),
             last_ticket: 0,
             turn: OfferId(0),
@@ -354,6 +364,12 @@ impl Sender {
         }
     }
 
+    /// A lane to `peer` is being opened: transfers that aren't accepted yet wait for it, so that
+    /// the first one of a session gets all of the session's lanes.
+    pub fn on_lane_opening(&mut self, peer: Incarnation, lane: LaneId) {
+        self.opening.entry(peer).or_default().insert(lane);
+    }
+
     /// A lane to `peer` can carry writes.
     pub fn on_lane_up(
         &mut self,
@@ -363,12 +379,25 @@ impl Sender {
         actions: &mut Actions,
     ) {
         self.lanes.entry(peer).or_default().insert(lane);
+        self.stop_waiting(peer, lane);
         for id in self.offers_with(peer) {
+            if let Some(transfer) = self.offers.get_mut(&id).and_then(|o| o.transfer.as_mut()) {
+                transfer.on_lane_up(lane);
+            }
             self.move_on(now, id, actions);
         }
     }
 
-    /// A lane to `peer` broke: nothing more is posted on it, and nothing that was is done.
+    fn stop_waiting(&mut self, peer: Incarnation, lane: LaneId) {
+        if let Some(opening) = self.opening.get_mut(&peer) {
+            opening.remove(&lane);
+            if opening.is_empty() {
+                self.opening.remove(&peer);
+            }
+        }
+    }
+
+    /// A lane to `peer` broke, or didn't come up: nothing more is posted on it, and nothing that was is done.
     pub fn on_lane_down(
         &mut self,
         now: Time,
@@ -380,6 +409,7 @@ impl Sender {
             lanes.remove(&lane);
         }
         self.loads.remove(&(peer, lane));
+        self.stop_waiting(peer, lane);
         for id in self.offers_with(peer) {
             if let Some(transfer) = self.offers.get_mut(&id).and_then(|o| o.transfer.as_mut()) {
                 transfer.on_lane_down(lane);
@@ -400,6 +430,7 @@ impl Sender {
         self.tombstones.retain(|id, _| id.receiver != peer);
         self.low_water.remove(&peer);
         self.lanes.remove(&peer);
+        self.opening.remove(&peer);
         let bound = |(_, offer): &(&OfferId, &Offer)| {
             offer.peer == Some(peer) || offer.transfer.as_ref().is_some_and(|t| t.peer == peer)
         };
@@ -411,7 +442,7 @@ impl Sender {
             }
             self.fail(now, id, cause.clone(), actions);
             if let Some(transfer) = self.offers.get_mut(&id).and_then(|o| o.transfer.as_mut()) {
-                transfer.kill_stuck(actions);
+                transfer.kill_stuck(now.after(self.settings.drain_grace), actions);
             }
             self.tell_failure(id, actions);
             self.move_on(now, id, actions);
@@ -440,13 +471,12 @@ impl Sender {
         let Some(offer) = self.offers.get_mut(&id) else { return };
         let Some(transfer) = offer.transfer.as_mut() else { return };
         let peer = transfer.peer;
-        if let Some(lanes) = self.lanes.get(&peer)
-            && !transfer.accepted
-        {
-            let lanes: Vec<LaneId> = lanes.iter().copied().collect();
-            transfer.accept(now, &lanes, actions);
+        let none = BTreeSet::new();
+        let up = self.lanes.get(&peer).unwrap_or(&none);
+        if !transfer.accepted && !self.opening.contains_key(&peer) {
+            transfer.accept(now, &up.iter().copied().collect::<Vec<_>>(), actions);
         }
-        transfer.advance(now, &mut self.last_ticket, actions);
+        transfer.advance(now, up, &mut self.last_ticket, actions);
         self.pump(peer, actions);
         self.retire(id, actions);
     }
@@ -519,7 +549,7 @@ impl Sender {
                     actions.push(SenderAction::Send { peer: transfer.peer, message });
                 }
                 if transfer.kill_at <= now {
-                    transfer.kill_stuck(actions);
+                    transfer.kill_stuck(now.after(self.settings.drain_grace), actions);
                 }
             }
             if late {
@@ -535,11 +565,16 @@ impl Sender {
         self.offers.values().filter(|offer| !offer.told || !offer.source_free).count()
     }
 
+    /// All sends that aren't over.
+    pub fn offers(&self) -> Vec<OfferId> {
+        self.offers.keys().copied().collect()
+    }
+
     /// Bytes written so far for a send, of its total.
     pub fn progress(&self, id: OfferId) -> Option<(u64, u64)> {
         let offer = self.offers.get(&id)?;
         let total = offer.admission.as_ref()?.map.byte_count();
-        Some((offer.transfer.as_ref().map_or(0, |t| t.done_bytes), total))
+        Some((offer.transfer.as_ref().map_or(0, Transfer::done_bytes), total))
     }
 }
 

@@ -324,7 +324,7 @@ impl Shared {
         match event {
             Event::LinkUp { link, .. } => state.link = Some(link),
             Event::Control { frame, .. } => {
-                if let Some(message) = state.joiner.push(&frame).unwrap() {
+                if let Some(message) = state.joiner.push(&frame, sealift::protocol::parts::MAX_MESSAGE_LEN).unwrap() {
                     self.on_message(state, message);
                 }
             }

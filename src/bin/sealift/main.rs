@@ -1,1 +1,36 @@
-fn main() {}
+//! The `sealift` command.
+//!
+//! What may live here: subcommands, each in a module of its own, over the public API of the
+//! library. What may not: anything that the library should offer.
+
+mod bench;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Moves LLM KV-cache pages between inference nodes, and proves of every page who wrote it.
+#[derive(Debug, Parser)]
+#[command(name = "sealift", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Bench(Box<bench::BenchArgs>),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Bench(args) => bench::main(*args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("sealift: {why:#}");
+            ExitCode::from(bench::exit_code(&why))
+        }
+    }
+}

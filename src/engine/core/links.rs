@@ -6,13 +6,16 @@ use std::time::Duration;
 use super::{Core, Todo, is_reader};
 use crate::engine::command::ConnectResult;
 use crate::engine::slot::Resolver;
-use crate::protocol::parts::{Joiner, split};
+use crate::protocol::parts::{Joiner, MAX_MESSAGE_LEN, MAX_PART_LEN, split};
 use crate::protocol::session::{Session, SessionAction};
 use crate::protocol::wire::Text;
 use crate::protocol::{
     Cause, Hello, Incarnation, LaneId, MAGIC, MIN_VERSION, Message, PoolCapacity, Time, VERSION,
 };
-use crate::transport::{LaneRole, LaneSet, LinkId};
+use crate::transport::{LaneRole, LaneSet, LinkId, TransportError};
+
+/// Most lanes that one peer may ask this side to write through.
+const MAX_LANES_PER_PEER: usize = 64;
 
 /// A control connection.
 pub(super) struct Link {
@@ -49,6 +52,16 @@ pub(super) struct PeerEntry {
     address: Option<String>,
 }
 
+/// A dial that is to be tried again.
+pub(super) struct Redial {
+    at: Time,
+    address: String,
+    until: Time,
+    resolver: Option<Resolver<ConnectResult>>,
+}
+
+const REDIAL_PAUSE: Duration = Duration::from_millis(20);
+
 impl Core {
     pub(super) fn connect(
         &mut self,
@@ -57,7 +70,7 @@ impl Core {
         timeout: Duration,
         resolver: Resolver<ConnectResult>,
     ) {
-        if self.draining.is_some() {
+        if self.closing {
             resolver.resolve(Err(Cause::ShuttingDown {}));
             return;
         }
@@ -158,7 +171,9 @@ impl Core {
         {
             peer.session.heard(now);
         }
-        match entry.joiner.push(frame) {
+        let whole = matches!(entry.state, LinkState::Bound(_));
+        let limit = if whole { MAX_MESSAGE_LEN } else { MAX_PART_LEN };
+        match entry.joiner.push(frame, limit) {
             Ok(None) => {}
             Ok(Some(message)) => self.on_message(now, link, message),
             Err(why) => {
@@ -222,7 +237,7 @@ impl Core {
     /// A dialler says who it is.
     fn on_hello(&mut self, now: Time, link: LinkId, theirs: Hello) {
         let refused = self.hello(None).agree(&theirs).err();
-        let refused = refused.or(self.draining.is_some().then_some(Cause::ShuttingDown {}));
+        let refused = refused.or(self.closing.then_some(Cause::ShuttingDown {}));
         if let Some(cause) = refused {
             self.break_off(now, link, cause);
             self.transport.close_link(link);
@@ -293,7 +308,7 @@ impl Core {
             return;
         }
         let peer = theirs.incarnation;
-        let Some(LinkState::Dialling { address, for_peer, resolver, .. }) = self
+        let Some(LinkState::Dialling { address, for_peer, resolver, until }) = self
             .links
             .get_mut(&link)
             .map(|l| std::mem::replace(&mut l.state, LinkState::Bound(peer)))
@@ -312,6 +327,13 @@ impl Core {
                 self.links.remove(&link);
                 self.transport.close_link(link);
             }
+            // It takes us for a session that is over here, whose old link it hasn't missed yet.
+            standing if resumed && standing.map(|(ours, _)| ours) != Some(id) => {
+                self.transport.close_link(link);
+                self.links.remove(&link);
+                self.redial_later(now, address, until, resolver);
+                return;
+            }
             _ => {
                 let why = "it does not know the session any more".into();
                 self.lose(now, peer, Cause::PeerLost { why });
@@ -325,6 +347,35 @@ impl Core {
         }
         if let Some(resolver) = resolver {
             resolver.resolve(Ok((peer, shared_hello)));
+        }
+    }
+
+    fn redial_later(
+        &mut self,
+        now: Time,
+        address: String,
+        until: Time,
+        resolver: Option<Resolver<ConnectResult>>,
+    ) {
+        let at = now.after(REDIAL_PAUSE);
+        self.redials.push(Redial { at, address, until, resolver });
+    }
+
+    /// Dials again what met a session that was over here; until its own time is up.
+    fn redial_due(&mut self, now: Time) {
+        let (due, later) =
+            std::mem::take(&mut self.redials).into_iter().partition(|redial| redial.at <= now);
+        self.redials = later;
+        for Redial { address, until, resolver, .. } in due {
+            let left = now.until(until);
+            match resolver {
+                Some(resolver) if left.is_zero() => {
+                    let why = "it holds on to a session that is over here".into();
+                    resolver.resolve(Err(Cause::PeerLost { why }));
+                }
+                resolver if !left.is_zero() => self.dial(now, address, left, None, resolver),
+                _ => {}
+            }
         }
     }
 
@@ -395,15 +446,16 @@ impl Core {
                     });
                 }
             }
-            SessionAction::JoinWriter { lane, params } => self.join_writer(peer, lane, &params),
-            SessionAction::Fence(lane) => {
-                let link = self.reader_lanes.get(&lane).map_or(LinkId(0), |(link, _)| *link);
-                // Kept, so that the fence finds its way back to the peer it is for.
-                self.reader_lanes.entry(lane).or_insert((link, peer));
-                self.transport.fence_lane(link, lane);
+            SessionAction::JoinWriter { lane, params } => {
+                self.join_writer(now, peer, lane, &params)
             }
-            SessionAction::ReaderUp(lane) => self.with_receiver(|receiver, _, actions| {
-                receiver.on_lane_up(now, peer, lane, actions);
+            SessionAction::Fence(lane) => match self.reader_lanes.get(&lane) {
+                Some(&(link, owner)) if owner == peer => self.transport.fence_lane(link, lane),
+                // Fenced before, or another peer's: this one writes nothing through it.
+                _ => self.queue(peer, vec![SessionAction::ReaderFenced(lane)]),
+            },
+            SessionAction::ReaderUp(lane) => self.with_receiver(|receiver, ledgers, actions| {
+                receiver.on_lane_up(now, peer, lane, ledgers, actions);
             }),
             SessionAction::ReaderDown(lane) => self.receiver.on_lane_down(peer, lane),
             SessionAction::ReaderFenced(lane) => {
@@ -466,8 +518,9 @@ impl Core {
         let Some(entry) = self.peers.get(&peer) else { return };
         let link = entry.link;
         entry.lanes.insert(lane);
-        self.reader_lanes.insert(lane, (link, peer));
+        // From here on the peer may write through it, before this end is up.
         self.receiver.on_lane_opening(peer, lane);
+        self.reader_lanes.insert(lane, (link, peer));
         let prepared = self.transport.prepare_lane(link, lane, LaneRole::Reader);
         self.with_session(peer, |session, actions| match prepared {
             Ok(params) => session.on_reader_prepared(lane, params, actions),
@@ -478,17 +531,25 @@ impl Core {
         });
     }
 
-    fn join_writer(&mut self, peer: Incarnation, lane: LaneId, params: &[u8]) {
+    fn join_writer(&mut self, now: Time, peer: Incarnation, lane: LaneId, params: &[u8]) {
         let Some(link) = self.peers.get(&peer).map(|entry| entry.link) else { return };
+        let open = self.writer_lanes.range((peer, LaneId::default())..);
+        let open = open.take_while(|((owner, _), _)| *owner == peer).count();
         let timeout = self.shared.config.session.lane_timeout;
-        let joined = self.transport.prepare_lane(link, lane, LaneRole::Writer).and_then(|own| {
-            self.writer_lanes.insert((peer, lane), link);
-            self.send(peer, &Message::LaneAnswer { lane, params: own });
-            self.transport.start_lane(link, lane, LaneRole::Writer, params, timeout)
-        });
+        let joined = if open >= MAX_LANES_PER_PEER {
+            Err(TransportError::LaneParams("the peer offers too many lanes".into()))
+        } else {
+            self.transport.prepare_lane(link, lane, LaneRole::Writer).and_then(|own| {
+                self.writer_lanes.insert((peer, lane), link);
+                self.sender.on_lane_opening(peer, lane);
+                self.send(peer, &Message::LaneAnswer { lane, params: own });
+                self.transport.start_lane(link, lane, LaneRole::Writer, params, timeout)
+            })
+        };
         if let Err(why) = joined {
             tracing::warn!(%peer, %lane, %why, "a lane could not be joined");
             self.writer_lanes.remove(&(peer, lane));
+            self.with_sender(|sender, actions| sender.on_lane_down(now, peer, lane, actions));
             self.send(peer, &Message::LaneGone { lane });
         }
     }
@@ -584,9 +645,11 @@ impl Core {
             }
         };
         for frame in frames {
-            // What can't be queued now is resent by its outbox, or missed by liveness.
+            // A stream with holes is no stream: the link goes, and the session carries on over
+            // the next one, where all that matters is sent again.
             if let Err(why) = self.transport.send_control(link, &frame) {
                 tracing::warn!(?link, %why, message = message.name(), "a message was not sent");
+                self.transport.close_link(link);
                 return;
             }
         }
@@ -610,10 +673,12 @@ impl Core {
             | LinkState::Spare { until } => *until,
             LinkState::Bound(_) => Time::NEVER,
         });
-        sessions.chain(links).min().unwrap_or(Time::NEVER)
+        let redials = self.redials.iter().map(|redial| redial.at);
+        sessions.chain(links).chain(redials).min().unwrap_or(Time::NEVER)
     }
 
     pub(super) fn on_links_timeout(&mut self, now: Time) {
+        self.redial_due(now);
         for peer in self.peers.keys().copied().collect::<Vec<_>>() {
             self.with_session(peer, |session, actions| session.on_timeout(now, actions));
             self.want_lanes(now, peer);

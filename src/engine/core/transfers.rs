@@ -73,7 +73,7 @@ impl Core {
         lease: &[LeaseComponent],
         parts: &[OpenPart],
     ) -> Option<(usize, Cause)> {
-        if self.draining.is_some() {
+        if self.closing {
             return Some((0, Cause::ShuttingDown {}));
         }
         parts.iter().enumerate().find_map(|(at, part)| {
@@ -85,10 +85,11 @@ impl Core {
             let slices = part.slices.iter().filter_map(|slice| {
                 let component = lease.get(slice.component)?;
                 let pages = slice.pages.end.saturating_sub(slice.pages.start);
-                Some((component.layout.name.as_str(), u64::from(pages)))
+                // The first component holds the whole prompt; a window or state pool need not.
+                let tokens = if slice.component == 0 { part.binding.token_count } else { 0 };
+                Some((component.layout.name.as_str(), u64::from(pages), tokens))
             });
-            for (name, pages) in slices {
-                let tokens = part.binding.token_count;
+            for (name, pages, tokens) in slices {
                 if let Err(cause) = entry.hello.check_capacity(name, pages, tokens) {
                     return Some((at, cause));
                 }
@@ -108,6 +109,8 @@ impl Core {
         let id = offer.id();
         self.sends.insert(id, send);
         self.with_sender(|sender, actions| sender.admit(now, &offer, binding, components, actions));
+        // One that met a waiting grant may be over already.
+        self.work(now);
         // An offer that failed at its announcement was reported before there was a handle.
         if self.sender.progress(id).is_none() {
             self.settle_refused(id);
@@ -193,7 +196,9 @@ impl Core {
             let range = slice.pages.start as usize..slice.pages.end as usize;
             Some((memory, part.pages.get(range)?.to_vec(), slice.extents.clone()))
         };
-        Placement::new(slices.iter().filter_map(component).collect())
+        let placed: Option<Vec<_>> = slices.iter().map(component).collect();
+        // A slice of a pool that is gone leaves nothing to place, which is an error there.
+        Placement::new(placed.unwrap_or_default())
     }
 
     fn finish_receive(&mut self, assembly: AssemblyId, outcome: Result<(), TransferError>) {

@@ -21,7 +21,9 @@ struct LaneProof {
     marker: Option<Round>,
     /// Nothing lands through it any more.
     fenced: bool,
-    /// The sender has been told to give it up.
+    /// Fenced before its writes were known to be complete: what went over it must come again.
+    owed: bool,
+    /// The sender was told so by a resume.
     given_up: bool,
 }
 
@@ -67,6 +69,8 @@ pub(super) struct Part {
     sender: Sender,
     lanes: BTreeMap<LaneId, LaneProof>,
     round: Round,
+    /// `lanes` are all that the sender uses, by its own word.
+    bounded: bool,
     draining: bool,
 }
 
@@ -103,6 +107,7 @@ impl Part {
             sender: Sender::Silent,
             lanes: BTreeMap::new(),
             round: Round(0),
+            bounded: false,
             draining: false,
         }
     }
@@ -144,10 +149,6 @@ impl Part {
         self.draining && self.outbox.holds(Message::ABORT)
     }
 
-    pub(super) fn accepted(&self) -> bool {
-        self.sender != Sender::Silent
-    }
-
     pub(super) fn is_complete(&self) -> bool {
         matches!(self.sender, Sender::Complete { .. })
     }
@@ -179,24 +180,24 @@ impl Part {
         PartState { phase: self.phase(), lanes, round: self.round }
     }
 
-    /// The sender accepted over `lanes`, each with whether it is fenced already. What was
-    /// suspected before is dropped: these are the only ones it uses.
+    /// The sender uses `lanes` and no others; those that aren't in `open` are fenced already.
     pub(super) fn accept(
         &mut self,
         id: TransferId,
-        lanes: impl Iterator<Item = (LaneId, bool)>,
+        lanes: impl Iterator<Item = LaneId>,
+        open: &[LaneId],
         actions: &mut Actions,
     ) {
-        if self.sender != Sender::Silent {
+        if std::mem::replace(&mut self.bounded, true) {
             return;
         }
-        self.sender = Sender::Accepted;
+        if self.sender == Sender::Silent {
+            self.sender = Sender::Accepted;
+        }
         let known = std::mem::take(&mut self.lanes);
-        for (lane, gone) in lanes {
+        for lane in lanes {
             self.lanes.insert(lane, known.get(&lane).copied().unwrap_or_default());
-            if gone {
-                // Nobody knew that the transfer used it when it was fenced: what landed over it
-                // before is to be written again.
+            if !open.contains(&lane) {
                 self.on_fenced(id, lane, actions);
             }
         }
@@ -208,7 +209,7 @@ impl Part {
     }
 
     pub(super) fn on_refused(&mut self) {
-        if matches!(self.sender, Sender::Silent) {
+        if !std::mem::replace(&mut self.bounded, true) {
             self.sender = Sender::Refused;
             self.lanes.clear();
             self.outbox.clear();
@@ -237,12 +238,18 @@ impl Part {
         if std::mem::replace(&mut proof.fenced, true) || self.draining {
             return;
         }
-        if proof.marker >= Some(self.round) {
-            // All of it is placed: there is nothing to write again.
-            proof.given_up = true;
-        } else {
+        // Complete, and its marker through: all of it is placed. Else what landed is in doubt, or
+        // the sender can't know that it isn't.
+        let complete = matches!(self.sender, Sender::Complete { .. });
+        if !complete || proof.marker < Some(self.round) {
+            proof.owed = true;
             actions.push(ReceiverAction::Unland { id, lane });
         }
+    }
+
+    /// Markers of this transfer prove nothing any more: its lanes corrupt data. Only fences do.
+    pub(super) fn distrust_markers(&mut self) {
+        self.lanes.values_mut().for_each(|proof| proof.marker = None);
     }
 
     /// `Some` if the manifest isn't the grant.
@@ -251,15 +258,15 @@ impl Part {
         id: TransferId,
         round: Round,
         manifest: Manifest,
-        lease: &[LeaseComponent],
-        gone: impl Fn(&LaneId) -> bool,
+        open: &[LaneId],
+        generation: Generation,
         actions: &mut Actions,
     ) -> Option<Cause> {
         if self.draining || round != self.round || self.is_complete() {
             return None;
         }
-        let fault = self.manifest_fault(&manifest, lease[0].generation);
-        self.accept(id, manifest.lanes.iter().map(|&lane| (lane, gone(&lane))), actions);
+        let fault = self.manifest_fault(&manifest, generation);
+        self.accept(id, manifest.lanes.iter().copied(), open, actions);
         self.sender = Sender::Complete { round, manifest };
         self.outbox.settle(Message::GRANT);
         fault
@@ -296,13 +303,18 @@ impl Part {
             .or_else(counts)
     }
 
-    pub(super) fn on_drained(&mut self, id: TransferId, round: Round, lanes: &[LaneDrain]) {
+    pub(super) fn on_drained(
+        &mut self,
+        id: TransferId,
+        round: Round,
+        lanes: &[LaneDrain],
+        open: &[LaneId],
+        actions: &mut Actions,
+    ) {
         if matches!(self.sender, Sender::Refused | Sender::Drained { .. }) {
             return;
         }
-        if !self.accepted() {
-            self.accept(id, lanes.iter().map(|drain| (drain.lane, false)), &mut Vec::new());
-        }
+        self.accept(id, lanes.iter().map(|drain| drain.lane), open, actions);
         self.sender = Sender::Drained { round };
         self.outbox.clear();
     }
@@ -318,25 +330,17 @@ impl Part {
         let quiet = |proof: &LaneProof| {
             proof.fenced || ended.is_some_and(|round| proof.marker >= Some(round))
         };
-        // A silent sender that was never fenced off may yet begin.
-        let bounded = self.accepted() || self.fence_asked();
-        bounded && self.lanes.values().all(quiet)
+        // Of a sender that never said which lanes it uses, a drain suspects every one.
+        (self.bounded || self.draining) && self.lanes.values().all(quiet)
     }
 
-    fn fence_asked(&self) -> bool {
-        self.draining && self.lanes.values().all(|proof| proof.fenced)
-    }
-
-    /// Everything is said to be written, and every lane is proven quiet with nothing lost: a lane
-    /// that was fenced before its marker came waits for its resume, however complete the sender
-    /// thought itself before it knew.
+    /// Every byte is placed: each lane's marker of the round that ended came through, or what went
+    /// over the lane was written again over others. A fence alone says that nothing more comes, not
+    /// that everything came.
     pub(super) fn is_ready_to_verify(&self) -> bool {
-        self.is_complete() && self.is_quiescent() && !self.lanes.values().any(|p| self.lost(p))
-    }
-
-    /// What went over the lane is lost, and the sender doesn't know yet.
-    fn lost(&self, proof: &LaneProof) -> bool {
-        proof.fenced && !proof.given_up && proof.marker < Some(self.round)
+        let Sender::Complete { round, .. } = &self.sender else { return false };
+        let placed = |proof: &LaneProof| proof.marker >= Some(*round) || proof.given_up;
+        self.lanes.values().all(|proof| placed(proof) && !proof.owed)
     }
 
     pub(super) fn unfenced(&self) -> Vec<LaneId> {
@@ -350,11 +354,17 @@ impl Part {
         }
     }
 
-    /// The assembly failed. `up`: the lanes that a sender which hasn't answered may be using.
-    pub(super) fn begin_drain(&mut self, id: TransferId, up: Vec<LaneId>, actions: &mut Actions) {
+    /// The assembly failed. `unfenced`: every lane of the peer that isn't fenced, any of which a
+    /// sender that hasn't said which ones it uses may be writing through.
+    pub(super) fn begin_drain(
+        &mut self,
+        id: TransferId,
+        unfenced: Vec<LaneId>,
+        actions: &mut Actions,
+    ) {
         self.draining = true;
-        if !self.accepted() {
-            up.into_iter().for_each(|lane| self.suspect(lane));
+        if !self.bounded {
+            unfenced.into_iter().for_each(|lane| self.suspect(lane));
         }
         self.close_landing(id, actions);
     }
@@ -372,30 +382,35 @@ impl Part {
         }
     }
 
-    /// Tells the sender to go on, once every broken lane is fenced and another is up.
-    pub(super) fn try_resume(
+    /// What went over some lane must come again, and can: there is another lane.
+    pub(super) fn wants_resume(&self) -> bool {
+        self.bounded && self.lanes.values().any(|proof| proof.owed)
+    }
+
+    /// Tells the sender to go on over the lanes that are up.
+    pub(super) fn resume(
         &mut self,
         now: Time,
         id: TransferId,
         up: Vec<LaneId>,
-        max_rounds: u16,
         actions: &mut Actions,
     ) {
-        let lost = self.lanes.iter().filter(|(_, proof)| self.lost(proof));
-        let dead: Vec<LaneId> = lost.map(|(lane, _)| *lane).collect();
-        if dead.is_empty() || up.is_empty() || !self.accepted() || self.round.0 >= max_rounds {
-            return;
-        }
         self.round = Round(self.round.0 + 1);
         self.sender = Sender::Accepted;
-        for lane in &dead {
-            if let Some(proof) = self.lanes.get_mut(lane) {
-                proof.given_up = true;
-            }
+        for proof in self.lanes.values_mut().filter(|proof| proof.owed) {
+            proof.owed = false;
+            proof.given_up = true;
         }
+        // All that were ever given up: an earlier resume may never have been seen.
+        let given_up = self.lanes.iter().filter(|(_, proof)| proof.given_up);
+        let dead = given_up.map(|(lane, _)| *lane).collect();
         up.iter().for_each(|&lane| self.suspect(lane));
         let round = self.round;
         self.send(now, Message::Resume { id, round, dead, lanes: up }, actions);
+    }
+
+    pub(super) fn round(&self) -> Round {
+        self.round
     }
 
     /// What is wrong with the landed bytes, if anything.

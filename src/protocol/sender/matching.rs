@@ -30,7 +30,10 @@ impl Sender {
             let same_peer = offer.peer.is_none() || peer.is_none() || offer.peer == peer;
             offer.label == label && same_peer && !offer.told
         });
-        self.refused.remove(&label);
+        let key = (label.clone(), peer);
+        if self.refused.remove(&key).is_some() {
+            self.refused_order.retain(|other| *other != key);
+        }
         let offer = Offer {
             label,
             peer,
@@ -124,13 +127,19 @@ impl Sender {
             self.pending.remove(&transfer);
             self.refuse_grant(now, transfer, cause.clone(), actions);
         }
-        self.remember_refusal(label, cause.clone());
+        self.remember_refusal(label, peer, cause.clone());
         self.finish_unmatched(id, None, Phase::Matching, cause, actions);
     }
 
-    pub(super) fn remember_refusal(&mut self, label: Label, cause: Cause) {
-        if self.refused.insert(label.clone(), cause).is_none() {
-            self.refused_order.push_back(label);
+    pub(super) fn remember_refusal(
+        &mut self,
+        label: Label,
+        peer: Option<Incarnation>,
+        cause: Cause,
+    ) {
+        let key = (label, peer);
+        if self.refused.insert(key.clone(), cause).is_none() {
+            self.refused_order.push_back(key);
         }
         while self.refused_order.len() > self.settings.max_refused_labels {
             if let Some(oldest) = self.refused_order.pop_front() {
@@ -187,7 +196,10 @@ impl Sender {
             actions.push(SenderAction::Send { peer, message: Message::Stale { id } });
             return;
         }
-        if let Some(cause) = self.refused.get(&grant.label) {
+        let refused = [Some(peer), None]
+            .into_iter()
+            .find_map(|peer| self.refused.get(&(grant.label.clone(), peer)));
+        if let Some(cause) = refused {
             self.refuse_grant(now, id, cause.clone(), actions);
             return;
         }
@@ -221,11 +233,19 @@ impl Sender {
     }
 
     pub(super) fn keep_pending(&mut self, now: Time, grant: Grant, actions: &mut Actions) {
-        let limit = self.settings.max_pending_grants;
-        if self.pending.len() >= limit {
-            let asked = limit as u64 + 1;
-            let what = "grants waiting for their send".into();
-            let cause = Cause::CapacityExceeded { what, asked, limit: limit as u64 };
+        let exceeded = |what: &str, asked: u64, limit: u64| {
+            (asked > limit).then(|| Cause::CapacityExceeded { what: what.into(), asked, limit })
+        };
+        let pages = |grant: &Grant| grant.components.iter().map(|c| c.pages.len() as u64).sum();
+        let waiting: u64 = self.pending.values().map(|pending| pages(&pending.grant)).sum();
+        let limit = self.settings.max_pending_grants as u64;
+        let own: u64 = pages(&grant);
+        let full = exceeded("grants waiting for their send", self.pending.len() as u64 + 1, limit)
+            .or_else(|| {
+                let limit = self.settings.max_grant_pages;
+                exceeded("pages of grants waiting for their send", waiting + own, limit)
+            });
+        if let Some(cause) = full {
             self.refuse_grant(now, grant.id, cause, actions);
             return;
         }
@@ -251,6 +271,11 @@ impl Sender {
         last: Option<Message>,
         actions: &mut Actions,
     ) {
+        if self.tombstones.len() >= self.settings.max_tombstones {
+            self.raise_low_water(id.receiver, id.counter.saturating_add(1));
+            actions.extend(last.map(|message| SenderAction::Send { peer: id.receiver, message }));
+            return;
+        }
         let mut outbox = Outbox::new(self.settings.resend);
         if let Some(message) = last.clone() {
             outbox.push(now, message.clone());
@@ -276,7 +301,9 @@ impl Sender {
             return;
         }
         if let Some(cause) = shape_difference(&grant.components, &admission.components) {
+            let (label, peer) = (offer.label.clone(), offer.peer);
             self.refuse_grant(now, id, cause.clone(), actions);
+            self.remember_refusal(label, peer, cause.clone());
             self.finish_unmatched(offer_id, Some(id), Phase::Matching, cause, actions);
             return;
         }

@@ -14,10 +14,13 @@ impl Sender {
         message: Message,
         actions: &mut Actions,
     ) {
-        if let Message::Live { ids } = &message {
-            let unknown = |id: &&TransferId| !self.knows(**id);
-            let stale = ids.iter().filter(unknown).map(|&id| Message::Stale { id });
-            actions.extend(stale.map(|message| SenderAction::Send { peer, message }));
+        if let Message::Live { ids } = message {
+            for id in ids.into_iter().take(Message::MAX_LIVE).filter(|id| id.receiver == peer) {
+                if !self.knows(id) {
+                    // If its grant is still under way, it must find the transfer over.
+                    self.bury(now, id, Some(Message::Stale { id }), actions);
+                }
+            }
             return;
         }
         let Some(id) = message.transfer().filter(|id| id.receiver == peer) else { return };
@@ -61,6 +64,10 @@ impl Sender {
         let Some(offer) = self.offers.get_mut(&offer_id) else { return };
         let Some(transfer) = offer.transfer.as_mut() else { return };
         match message {
+            Message::Verified { .. } | Message::TooLate { .. } if !transfer.complete_sent => {
+                let why = format!("{} before Complete", message.name()).into();
+                self.fail(now, offer_id, Cause::ProtocolViolation { why }, actions);
+            }
             Message::Verified { .. } | Message::TooLate { .. } => {
                 transfer.gone = true;
                 transfer.outbox.clear();
@@ -144,7 +151,7 @@ impl Sender {
             label: offer.label.clone(),
             peer: Some(transfer.peer),
             phase,
-            bytes_done: transfer.done_bytes,
+            bytes_done: transfer.done_bytes(),
             bytes_total: offer.admission.as_ref().map_or(0, |a| a.map.byte_count()),
             cause: cause.clone(),
         });

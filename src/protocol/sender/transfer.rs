@@ -1,6 +1,6 @@
 //! The writes of one matched transfer: windows, lanes, markers, and the way to quiet.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{Load, SenderAction, SenderSettings, WriteEnd};
 use crate::protocol::cause::Cause;
@@ -18,21 +18,37 @@ enum Marker {
     Done(Round),
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Health {
+    /// Named by the receiver, not up at this end yet.
+    Opening,
+    Up,
+    /// Nothing is posted on it any more. What was posted is owed, until a resume names the lane or
+    /// its marker of this round was through before.
+    Dead,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct LaneUse {
-    /// What went over it, as ranges; written again if the lane is fenced.
+    health: Health,
+    /// What went over it, as ranges; written again if the lane is given up.
     posted: Vec<BlockRange>,
+    /// Bytes of that which succeeded.
+    done_bytes: u64,
     marker: Marker,
-    dead: bool,
 }
 
 impl LaneUse {
-    fn new() -> LaneUse {
-        LaneUse { posted: Vec::new(), marker: Marker::None, dead: false }
+    fn new(health: Health) -> LaneUse {
+        LaneUse { health, posted: Vec::new(), done_bytes: 0, marker: Marker::None }
     }
 
     fn is_marked(&self, round: Round) -> bool {
         self.marker == Marker::Done(round)
+    }
+
+    fn is_dead(&self) -> bool {
+        self.health == Health::Dead
     }
 }
 
@@ -110,7 +126,6 @@ pub(super) struct Transfer {
     pub(super) complete_sent: bool,
     /// The peer is gone or has forgotten the transfer: nothing more is said to it.
     pub(super) gone: bool,
-    pub(super) done_bytes: u64,
     pub(super) kill_at: Time,
     generation: Generation,
     integrity: bool,
@@ -144,7 +159,6 @@ impl Transfer {
             accepted: false,
             complete_sent: false,
             gone: false,
-            done_bytes: 0,
             kill_at: Time::NEVER,
             generation,
             integrity,
@@ -181,7 +195,7 @@ impl Transfer {
             return;
         }
         self.accepted = true;
-        self.lanes = lanes.iter().map(|&lane| (lane, LaneUse::new())).collect();
+        self.lanes = lanes.iter().map(|&lane| (lane, LaneUse::new(Health::Up))).collect();
         let (id, bytes) = (self.id, self.map.byte_count());
         self.send(now, Message::Accept { id, bytes, lanes: lanes.to_vec() }, actions);
     }
@@ -216,12 +230,10 @@ impl Transfer {
         if self.in_flight_bytes() >= settings.transfer_window_bytes {
             return false;
         }
-        let alive = self.lanes.iter().filter(|(_, lane)| !lane.dead).map(|(lane, _)| *lane);
+        let up = self.lanes.iter().filter(|(_, lane)| lane.health == Health::Up);
         let load = |lane: LaneId| loads.get(&(self.peer, lane)).copied().unwrap_or_default();
-        let Some(lane) = alive.min_by_key(|&lane| load(lane).bytes) else { return false };
-        if !load(lane).has_room(settings) {
-            return false;
-        }
+        let roomy = up.map(|(lane, _)| *lane).filter(|&lane| load(lane).has_room(settings));
+        let Some(lane) = roomy.min_by_key(|&lane| load(lane).bytes) else { return false };
         let queue = if fresh { &mut self.queue } else { &mut self.again };
         let (blocks, bytes) = queue.take(&self.map, settings.chunk_bytes, settings.chunk_blocks);
         *next_ticket += 1;
@@ -253,33 +265,48 @@ impl Transfer {
         end: WriteEnd,
         actions: &mut Actions,
     ) -> u64 {
-        if let Some(used) = self.lanes.get_mut(&lane) {
-            if let Marker::Posted(posted, round) = used.marker
-                && posted == ticket
-            {
-                used.marker = match end {
-                    WriteEnd::Success => Marker::Done(round),
-                    _ => Marker::None,
-                };
-            }
-            // Whatever isn't success makes the lane unusable for good; a cancelled write never
-            // touched it. It is closed, so that the receiver hears of it and fences: the transport
-            // may think it well.
-            if end == WriteEnd::Failed && !std::mem::replace(&mut used.dead, true) {
+        let write = self.in_flight.remove(&ticket);
+        let bytes = write.map_or(0, |write| write.bytes);
+        let Some(used) = self.lanes.get_mut(&lane) else { return bytes };
+        if let Marker::Posted(posted, round) = used.marker
+            && posted == ticket
+        {
+            used.marker = match end {
+                WriteEnd::Success => Marker::Done(round),
+                _ => Marker::None,
+            };
+        }
+        match end {
+            WriteEnd::Success => used.done_bytes += bytes,
+            // It never touched the lane.
+            WriteEnd::Cancelled => {}
+            // Whatever isn't success makes the lane unusable for good, for everyone.
+            WriteEnd::Failed if used.is_dead() => {}
+            WriteEnd::Failed => {
+                used.health = Health::Dead;
                 actions.push(SenderAction::KillLane { peer: self.peer, lane });
             }
         }
-        let Some(write) = self.in_flight.remove(&ticket) else { return 0 };
-        if end == WriteEnd::Success && !self.is_draining() {
-            self.done_bytes = (self.done_bytes + write.bytes).min(self.map.byte_count());
+        bytes
+    }
+
+    pub(super) fn on_lane_up(&mut self, lane: LaneId) {
+        if let Some(used) = self.lanes.get_mut(&lane)
+            && used.health == Health::Opening
+        {
+            used.health = Health::Up;
         }
-        write.bytes
     }
 
     pub(super) fn on_lane_down(&mut self, lane: LaneId) {
         if let Some(used) = self.lanes.get_mut(&lane) {
-            used.dead = true;
+            used.health = Health::Dead;
         }
+    }
+
+    /// Bytes written, each block counted once.
+    pub(super) fn done_bytes(&self) -> u64 {
+        self.lanes.values().map(|used| used.done_bytes).sum()
     }
 
     /// The receiver fenced lanes and lets the transfer go on.
@@ -290,21 +317,26 @@ impl Transfer {
         lanes: Vec<LaneId>,
         actions: &mut Actions,
     ) {
-        if self.draining.is_some() || round.0 != self.round.0 + 1 {
+        if self.draining.is_some() || round <= self.round {
+            return;
+        }
+        if self.resume.as_ref().is_some_and(|pending| pending.round >= round) {
             return;
         }
         for &lane in &dead {
             if let Some(used) = self.lanes.get_mut(&lane)
-                && !std::mem::replace(&mut used.dead, true)
+                && !used.is_dead()
             {
+                used.health = Health::Dead;
                 actions.push(SenderAction::KillLane { peer: self.peer, lane });
             }
         }
+        // A later resume names all that earlier ones did.
         self.resume = Some(PendingResume { round, dead, lanes });
     }
 
-    /// Acts on a resume once every write of the fenced lanes is reaped.
-    fn try_resume(&mut self) {
+    /// Acts on a resume once every write of the given-up lanes is reaped.
+    fn try_resume(&mut self, up: &BTreeSet<LaneId>) {
         let Some(resume) = self.resume.take() else { return };
         let unreaped = self.in_flight.values().any(|write| resume.dead.contains(&write.lane));
         if unreaped {
@@ -313,16 +345,11 @@ impl Transfer {
         }
         for lane in &resume.dead {
             let Some(used) = self.lanes.remove(lane) else { continue };
-            for range in used.posted {
-                let bytes = self.map.range_len(range).unwrap_or(0);
-                self.done_bytes = self.done_bytes.saturating_sub(bytes);
-                self.again.push(range);
-            }
+            used.posted.into_iter().for_each(|range| self.again.push(range));
         }
-        // Dead lanes that the receiver doesn't name had their marker through: nothing is owed.
-        self.lanes.retain(|_, used| !used.dead);
         for lane in resume.lanes {
-            self.lanes.entry(lane).or_insert_with(LaneUse::new);
+            let health = if up.contains(&lane) { Health::Up } else { Health::Opening };
+            self.lanes.entry(lane).or_insert_with(|| LaneUse::new(health));
         }
         self.round = resume.round;
         self.complete_sent = false;
@@ -345,12 +372,13 @@ impl Transfer {
     }
 
     /// Gives up the lanes that don't let a draining transfer end.
-    pub(super) fn kill_stuck(&mut self, actions: &mut Actions) {
-        self.kill_at = Time::NEVER;
+    pub(super) fn kill_stuck(&mut self, again_at: Time, actions: &mut Actions) {
+        // Markers may be posted after this, and get stuck in turn.
+        self.kill_at = if self.drained_sent { Time::NEVER } else { again_at };
         let busy = |lane: &LaneId| self.in_flight.values().any(|write| write.lane == *lane);
         let stuck = |(lane, used): (&LaneId, &LaneUse)| {
             let waits = busy(lane) || matches!(used.marker, Marker::Posted(..));
-            (waits && !used.dead).then_some(*lane)
+            (waits && !used.is_dead()).then_some(*lane)
         };
         for lane in self.lanes.iter().filter_map(stuck).collect::<Vec<_>>() {
             actions.push(SenderAction::KillLane { peer: self.peer, lane });
@@ -358,9 +386,15 @@ impl Transfer {
     }
 
     /// Posts what markers are due, then says `Complete` or `Drained`.
-    pub(super) fn advance(&mut self, now: Time, next_ticket: &mut u64, actions: &mut Actions) {
+    pub(super) fn advance(
+        &mut self,
+        now: Time,
+        up: &BTreeSet<LaneId>,
+        next_ticket: &mut u64,
+        actions: &mut Actions,
+    ) {
         if self.resume.is_some() {
-            self.try_resume();
+            self.try_resume(up);
         }
         let written = self.queue.is_empty() && self.again.is_empty() && self.in_flight.is_empty();
         if !written || self.resume.is_some() {
@@ -374,9 +408,7 @@ impl Transfer {
                 }
             }
             None if self.finishing && self.accepted && !self.complete_sent => {
-                let owed = |used: &LaneUse| used.dead && !used.is_marked(self.round);
-                let owing = self.lanes.values().any(owed);
-                if self.post_markers(next_ticket, actions) && !owing {
+                if self.post_markers(next_ticket, actions) && self.is_marked() {
                     self.complete_sent = true;
                     actions.push(SenderAction::Digest { id: self.id });
                 }
@@ -385,10 +417,12 @@ impl Transfer {
         }
     }
 
-    /// `true` once every lane that lives has its marker of this round through the local end.
+    /// `true` once no marker is under way: each lane that is up has its marker of this round
+    /// through the local end.
     fn post_markers(&mut self, next_ticket: &mut u64, actions: &mut Actions) -> bool {
         let round = self.round;
-        for (&lane, used) in self.lanes.iter_mut().filter(|(_, used)| !used.dead) {
+        let up = self.lanes.iter_mut().filter(|(_, used)| used.health == Health::Up);
+        for (&lane, used) in up {
             if matches!(used.marker, Marker::Posted(_, r) | Marker::Done(r) if r == round) {
                 continue;
             }
@@ -403,7 +437,12 @@ impl Transfer {
                 ticket,
             });
         }
-        self.lanes.values().all(|used| used.dead || used.is_marked(round))
+        self.lanes.values().all(|used| used.health != Health::Up || used.is_marked(round))
+    }
+
+    /// Every lane has its marker through; of those that broke without it, a resume must come.
+    fn is_marked(&self) -> bool {
+        self.lanes.values().all(|used| used.is_marked(self.round))
     }
 
     fn send_drained(&mut self, now: Time, cause: Cause, actions: &mut Actions) {
@@ -448,7 +487,7 @@ impl Transfer {
         let manifest = Manifest {
             generation: self.generation,
             block_count: self.map.block_count(),
-            bytes: self.done_bytes,
+            bytes: self.done_bytes(),
             components,
             lanes: self.lanes.keys().copied().collect(),
         };
