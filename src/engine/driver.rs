@@ -98,6 +98,10 @@ fn run(core: &mut Core, inputs: &Receiver<Input>) {
         for input in inputs.try_iter().take(BATCH) {
             core.on_input(now, input);
         }
+        if core.is_over() {
+            // It has nothing to wake up for any more.
+            return;
+        }
         core.on_timeout(now);
         let sleep = clock.now().until(core.next_timeout()).min(LONGEST_SLEEP);
         match inputs.recv_timeout(sleep) {
