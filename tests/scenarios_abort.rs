@@ -275,7 +275,7 @@ on_both! {
             let sent = send.complete();
             drop(sealed(receive));
             outcome(&sent).unwrap();
-            let report = drain.join().unwrap();
+            let report = drain.join().unwrap().unwrap();
             assert_eq!((report.aborted, report.undrained), (0, 0));
         });
         bed.decode.assert_clean();
@@ -289,7 +289,7 @@ on_both! {
         send.write(0, 0..2);
         let receive = bed.receive(&label, 4);
         bed.assert_works();
-        let report = bed.decode.engine.drain(Duration::from_millis(50));
+        let report = bed.decode.engine.drain(Duration::from_millis(50)).unwrap();
         assert_eq!((report.aborted, report.undrained), (1, 0));
         let theirs = outcome(&send.complete()).unwrap_err();
         assert_both(&bed, &label, &failed(receive), &theirs, &Cause::ShuttingDown {});

@@ -280,11 +280,12 @@ impl Receiver {
         let mut maps = Vec::with_capacity(parts.len());
         for (index, part) in parts.iter().enumerate() {
             let same = |other: &OpenPart| (&other.label, other.peer) == (&part.label, part.peer);
-            let live = self
-                .parts
-                .values()
-                .any(|p| p.is_live() && (&p.label, p.peer) == (&part.label, part.peer));
-            if live || parts[..index].iter().any(same) {
+            // Sealed is over for the caller, also while the sender hasn't acknowledged it.
+            let in_use = self.parts.iter().any(|(&id, p)| {
+                (&p.label, p.peer) == (&part.label, part.peer)
+                    && matches!(self.stage_of(id), Some(Stage::Filling | Stage::Verifying))
+            });
+            if in_use || parts[..index].iter().any(same) {
                 return Err(refuse(Some(part), Cause::DuplicateLabel {}));
             }
             let shape = |slice: &Slice| ComponentShape {
