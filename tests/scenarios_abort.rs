@@ -275,7 +275,7 @@ on_both! {
             let sent = send.complete();
             drop(sealed(receive));
             outcome(&sent).unwrap();
-            let report = drain.join().unwrap();
+            let report = drain.join().unwrap().unwrap();
             assert_eq!((report.aborted, report.undrained), (0, 0));
         });
         bed.decode.assert_clean();

@@ -99,6 +99,7 @@ fn run(core: &mut Core, inputs: &Receiver<Input>) {
             core.on_input(now, input);
         }
         if core.is_over() {
+            // It has nothing to wake up for any more.
             return;
         }
         core.on_timeout(now);

@@ -280,11 +280,12 @@ impl Receiver {
         let mut maps = Vec::with_capacity(parts.len());
         for (index, part) in parts.iter().enumerate() {
             let same = |other: &OpenPart| (&other.label, other.peer) == (&part.label, part.peer);
-            let live = self
-                .parts
-                .values()
-                .any(|p| p.is_live() && (&p.label, p.peer) == (&part.label, part.peer));
-            if live || parts[..index].iter().any(same) {
+            // Sealed is over for the caller, also while the sender hasn't acknowledged it.
+            let in_use = self.parts.iter().any(|(&id, p)| {
+                (&p.label, p.peer) == (&part.label, part.peer)
+                    && matches!(self.stage_of(id), Some(Stage::Filling | Stage::Verifying))
+            });
+            if in_use || parts[..index].iter().any(same) {
                 return Err(refuse(Some(part), Cause::DuplicateLabel {}));
             }
             let shape = |slice: &Slice| ComponentShape {
@@ -493,8 +494,8 @@ impl Receiver {
             let Some(assembly) = self.assemblies.get_mut(&id) else { continue };
             match assembly.stage {
                 Stage::Filling | Stage::Verifying if assembly.deadline <= now => {
-                    let slow = self.slowest_part(id);
-                    self.fail(now, slow, Cause::DeadlineExceeded {}, ledgers, actions);
+                    let first = assembly.parts[0];
+                    self.fail(now, first, Cause::DeadlineExceeded {}, ledgers, actions);
                 }
                 Stage::Sealed { until } if until <= now => self.remove(id),
                 Stage::Draining { fence_at } if fence_at <= now => {
@@ -510,7 +511,7 @@ impl Receiver {
     }
 
     fn slowest_part(&self, assembly: AssemblyId) -> TransferId {
-        let parts = &self.assemblies[&assembly].parts;
+        let parts = self.assemblies.get(&assembly).map_or(&[][..], |a| &a.parts);
         let behind = |id: &&TransferId| self.parts.get(id).is_some_and(|part| !part.is_complete());
         parts.iter().find(behind).or(parts.first()).copied().unwrap_or_default()
     }
@@ -679,8 +680,13 @@ impl Receiver {
         ledgers: &mut Ledgers,
         actions: &mut Actions,
     ) {
+        let Some(assembly_id) = self.parts.get(&id).map(|part| part.assembly) else { return };
+        // Both ends' clocks run out at once: whoever's is first, the part that is behind is to blame.
+        let id = match cause {
+            Cause::DeadlineExceeded {} => self.slowest_part(assembly_id),
+            _ => id,
+        };
         let Some(culprit) = self.parts.get(&id) else { return };
-        let assembly_id = culprit.assembly;
         let Some(assembly) = self.assemblies.get_mut(&assembly_id) else { return };
         if !matches!(assembly.stage, Stage::Filling | Stage::Verifying) {
             return;

@@ -217,6 +217,12 @@ impl Rogue {
         assert_eq!(status, CompletionStatus::Success);
     }
 
+    /// Closes this end of a lane.
+    pub fn kill_lane(&self, lane: LaneId) {
+        let link = self.shared.state.lock().unwrap().link.expect("a link");
+        self.shared.transport.kill_lane(link, lane);
+    }
+
     #[track_caller]
     pub fn marker(&self, lane: LaneId, transfer: TransferId, round: Round) -> CompletionStatus {
         let (link, ticket) = self.ticket();
@@ -318,7 +324,9 @@ impl Shared {
         match event {
             Event::LinkUp { link, .. } => state.link = Some(link),
             Event::Control { frame, .. } => {
-                if let Some(message) = state.joiner.push(&frame, sealift::protocol::parts::MAX_MESSAGE_LEN).unwrap() {
+                if let Some(message) =
+                    state.joiner.push(&frame, sealift::protocol::parts::MAX_MESSAGE_LEN).unwrap()
+                {
                     self.on_message(state, message);
                 }
             }

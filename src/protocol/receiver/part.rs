@@ -139,7 +139,7 @@ impl Part {
         actions.push(ReceiverAction::Send { peer: self.peer, message });
     }
 
-    /// Filling, verifying or draining: not over.
+    /// It hasn't failed.
     pub(super) fn is_live(&self) -> bool {
         !self.draining
     }

@@ -411,7 +411,8 @@ impl Transfer {
                 }
             }
             None if self.finishing && self.accepted && !self.complete_sent => {
-                if self.post_markers(next_ticket, actions) && self.is_marked() {
+                let posted = self.post_markers(next_ticket, actions);
+                if posted && self.is_marked() {
                     self.complete_sent = true;
                     actions.push(SenderAction::Digest { id: self.id });
                 }

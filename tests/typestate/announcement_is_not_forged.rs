@@ -1,0 +1,7 @@
+//! Nobody outside makes an admission.
+
+fn forge() -> sealift::protocol::sender::Admitted {
+    sealift::protocol::sender::Admitted(sealift::protocol::sender::OfferId(1))
+}
+
+fn main() {}
