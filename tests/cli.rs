@@ -118,7 +118,7 @@ fn the_table_ends_with_the_verdict() {
 #[test]
 fn what_can_not_be_had_is_an_error_that_says_so() {
     let cases: [(&[&str], i32, &str); 7] = [
-        (&["--preset", "gpt-5"], 2, "llama-3.1-8b"),
+        (&["--preset", "gpt-5"], 1, "llama-3.1-8b"),
         (&["--transport", "verbs"], 1, "verbs is not available in this build"),
         (&["--transport", "shm"], 1, "shm is not available in this build"),
         (&["--tokens", "4000000000"], 1, "pages at a time"),

@@ -23,7 +23,16 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(why) => {
+            // Nothing can be done if the terminal is gone.
+            let _ = why.print();
+            // Not clap's 2: that says that a byte was wrong.
+            return ExitCode::from(u8::from(why.use_stderr()));
+        }
+    };
+    let result = match command {
         Command::Bench(args) => bench::main(*args),
     };
     match result {

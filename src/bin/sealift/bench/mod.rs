@@ -42,3 +42,19 @@ pub(crate) fn exit_code(why: &anyhow::Error) -> u8 {
         () => 1,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+
+    use super::*;
+
+    #[test]
+    fn exit_codes_survive_what_is_said_around_them() {
+        let interrupted = Err::<(), _>(stop::Interrupted::default()).context("1 of 2 sealed");
+        assert_eq!(exit_code(&interrupted.unwrap_err()), 130);
+        let wrong = verify::tests::a_mismatch().context("round 1").context("1 of 2 sealed");
+        assert_eq!(exit_code(&wrong), 2);
+        assert_eq!(exit_code(&anyhow!("refused").context("1 of 2 sealed")), 1);
+    }
+}

@@ -135,8 +135,15 @@ pub(super) fn over_blocks(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// What a wrong byte ends a run with.
+    pub(in super::super) fn a_mismatch() -> anyhow::Error {
+        let workload = Workload::of_blocks(1, 4, 1, 0);
+        let wanted = Expected { workload: &workload, round: 0, what: "request 0".into() };
+        wanted.compare(0, PageIndex(0), &[1, 2, 3, 4], &[1, 2, 9, 4]).unwrap_err()
+    }
 
     #[test]
     fn every_block_is_visited_once_and_the_first_failure_is_told() {
