@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sealift::memory::PoolMemory;
-use sealift::protocol::parts::{Joiner, split};
+use sealift::protocol::parts::{Joiner, MAX_MESSAGE_LEN, split};
 use sealift::protocol::{
     BlockIndex, BlockRange, Cause, Generation, Grant, Hello, Incarnation, LaneDrain, LaneId, MAGIC,
     MIN_VERSION, Manifest, ManifestComponent, Message, PageIndex, Round, Ticket, TransferId,
@@ -170,12 +170,14 @@ impl Rogue {
         self.wait("a pong", |state| (state.pongs > before).then_some(()));
     }
 
-    /// Accepts over every lane, once both are up.
+    /// Accepts over every lane, once both are up; the receiver has heard it, so no write of what
+    /// follows overtakes it.
     #[track_caller]
     pub fn accept(&self, grant: &Grant) -> Vec<LaneId> {
         let lanes = self.lanes(2);
         let bytes = self.placement(grant).map().byte_count();
         self.send(&Message::Accept { id: grant.id, bytes, lanes: lanes.clone() });
+        self.round_trip();
         lanes
     }
 
@@ -324,9 +326,7 @@ impl Shared {
         match event {
             Event::LinkUp { link, .. } => state.link = Some(link),
             Event::Control { frame, .. } => {
-                if let Some(message) =
-                    state.joiner.push(&frame, sealift::protocol::parts::MAX_MESSAGE_LEN).unwrap()
-                {
+                if let Some(message) = state.joiner.push(&frame, MAX_MESSAGE_LEN).unwrap() {
                     self.on_message(state, message);
                 }
             }
