@@ -3,6 +3,7 @@
 //! Single-threaded and without a clock of its own, so that a simulation can drive the very code
 //! that is shipped.
 
+mod lanes;
 mod links;
 mod transfers;
 

@@ -5,143 +5,25 @@
 //! transfer id. The assembly is sealed when every part is complete, quiescent and verified; the
 //! first failure of any part ends all of them.
 
+mod ends;
 mod part;
+mod talk;
+mod types;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use super::cause::{Cause, Phase, TransferError};
 use super::coverage::{Slice, check_exact};
-use super::ids::{Generation, Incarnation, LaneId, PageIndex, PoolId, Round, Time, TransferId};
-use super::label::{Binding, Label};
-use super::layout::PoolLayout;
+use super::ids::{Incarnation, LaneId, PoolId, Round, Time, TransferId};
 use super::ledger::Ledger;
-use super::message::{GrantComponent, Manifest, Message};
+use super::message::{GrantComponent, Message};
 use super::{BlockMap, ComponentShape};
 pub use part::PartState;
 use part::{Landed, Part};
+pub use types::{AssemblyId, LeaseComponent, OpenPart, ReceiverAction, ReceiverSettings};
 
 /// The ledgers that the receiver acts on, by pool.
 pub type Ledgers = BTreeMap<PoolId, Ledger>;
-
-/// Names one assembly of one engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AssemblyId(pub u64);
-
-/// Limits in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ReceiverSettings {
-    /// First resend of an unacknowledged message.
-    pub resend: Duration,
-    /// How long a failed transfer waits for its sender to drain before it fences the lanes.
-    pub drain_grace: Duration,
-    /// How long a sealed transfer goes on telling a sender that doesn't acknowledge.
-    pub linger: Duration,
-    /// Most resumes of one transfer.
-    pub max_rounds: u16,
-}
-
-impl Default for ReceiverSettings {
-    fn default() -> Self {
-        ReceiverSettings {
-            resend: Duration::from_millis(500),
-            drain_grace: Duration::from_millis(500),
-            linger: Duration::from_secs(10),
-            max_rounds: 64,
-        }
-    }
-}
-
-/// Pages of one pool, leased under one generation.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct LeaseComponent {
-    /// The pool.
-    pub pool: PoolId,
-    /// Its layout.
-    pub layout: PoolLayout,
-    /// The pages, in logical order.
-    pub pages: Vec<PageIndex>,
-    /// Their generation.
-    pub generation: Generation,
-}
-
-/// What one sender is asked for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OpenPart {
-    /// The sender.
-    pub peer: Incarnation,
-    /// Finds its half.
-    pub label: Label,
-    /// What request it is for.
-    pub binding: Binding,
-    /// What it shall write; at most one slice per lease component.
-    pub slices: Vec<Slice>,
-}
-
-/// What to do next. In order.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum ReceiverAction {
-    /// Send a message to a peer.
-    Send {
-        /// To.
-        peer: Incarnation,
-        /// What.
-        message: Message,
-    },
-    /// Let the part's bytes land.
-    OpenLanding {
-        /// The assembly.
-        assembly: AssemblyId,
-        /// The part.
-        id: TransferId,
-        /// Who may write it.
-        peer: Incarnation,
-        /// Generation that every write must state.
-        generation: Generation,
-        /// What of the lease the part covers.
-        slices: Vec<Slice>,
-        /// Digest what lands.
-        integrity: bool,
-    },
-    /// Stop its bytes from landing; [`Receiver::on_landing_closed`] must follow.
-    CloseLanding {
-        /// The part.
-        id: TransferId,
-    },
-    /// No frame of it can come any more.
-    ForgetLanding {
-        /// The part.
-        id: TransferId,
-    },
-    /// Take back what landed over a fenced lane.
-    Unland {
-        /// The part.
-        id: TransferId,
-        /// The lane.
-        lane: LaneId,
-    },
-    /// Fence a lane; [`Receiver::on_lane_fenced`] must follow.
-    Fence {
-        /// Of this peer.
-        peer: Incarnation,
-        /// The lane.
-        lane: LaneId,
-    },
-    /// The one terminal event of an assembly. `[I9]`
-    Finished {
-        /// Which.
-        assembly: AssemblyId,
-        /// Sealed (or, without integrity, verified by coverage alone), or why not.
-        outcome: Result<(), TransferError>,
-    },
-    /// The pages of a failed assembly are free again. Pages to be zeroed first come with it.
-    Released {
-        /// Which.
-        assembly: AssemblyId,
-        /// Per pool: pages that must be zeroed, then reported to [`Ledger::scrubbed`].
-        scrub: Vec<(PoolId, Vec<PageIndex>)>,
-    },
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Stage {
@@ -516,147 +398,6 @@ impl Receiver {
         parts.iter().find(behind).or(parts.first()).copied().unwrap_or_default()
     }
 
-    /// A message from `peer` about a transfer that this side receives.
-    pub fn on_message(
-        &mut self,
-        now: Time,
-        peer: Incarnation,
-        message: Message,
-        ledgers: &mut Ledgers,
-        actions: &mut Actions,
-    ) {
-        let Some(id) = message.transfer() else { return };
-        if self.parts.get(&id).is_none_or(|part| part.peer != peer) {
-            Self::answer_stale(peer, id, &message, actions);
-            return;
-        }
-        if let Some(ack) = message.ack() {
-            actions.push(ReceiverAction::Send { peer, message: ack });
-        }
-        if matches!(self.stage_of(id), Some(Stage::Sealed { .. })) {
-            self.on_message_sealed(peer, id, &message, actions);
-            return;
-        }
-        match message {
-            Message::Accept { bytes, lanes, .. } => {
-                self.on_accept(now, id, bytes, lanes, ledgers, actions);
-            }
-            Message::Refuse { cause, .. } => {
-                self.with_part(id, |part| part.on_refused());
-                self.fail(now, id, cause, ledgers, actions);
-                self.advance(now, id, ledgers, actions);
-            }
-            Message::Complete { round, manifest, .. } => {
-                self.on_complete(now, id, round, manifest, ledgers, actions);
-            }
-            Message::Abort { cause, .. } => self.fail(now, id, cause, ledgers, actions),
-            Message::Drained { round, cause, lanes, .. } => {
-                let open = self.lanes_of(id);
-                self.with_part(id, |part| part.on_drained(id, round, &lanes, &open, actions));
-                self.fail(now, id, cause, ledgers, actions);
-                for drain in lanes.iter().filter(|drain| drain.needs_fence) {
-                    self.fence_lane(id, drain.lane, actions);
-                }
-                self.advance(now, id, ledgers, actions);
-            }
-            Message::Stale { .. } => {
-                self.with_part(id, |part| part.on_forgotten());
-                self.fail(now, id, Cause::StaleTransfer {}, ledgers, actions);
-                self.fence_all(id, actions);
-                self.advance(now, id, ledgers, actions);
-            }
-            Message::Ack { of, round, .. } => {
-                self.with_part(id, |part| part.outbox.ack(of, round));
-                self.settle(id);
-            }
-            _ => {}
-        }
-    }
-
-    /// The seal decided: what comes later changes nothing. `[I9]`
-    fn on_message_sealed(
-        &mut self,
-        peer: Incarnation,
-        id: TransferId,
-        message: &Message,
-        actions: &mut Actions,
-    ) {
-        match message {
-            Message::Abort { .. } | Message::Drained { .. } => {
-                actions.push(ReceiverAction::Send { peer, message: Message::TooLate { id } });
-            }
-            Message::Ack { of, round, .. } => {
-                self.with_part(id, |part| part.outbox.ack(*of, *round));
-            }
-            Message::Stale { .. } => self.with_part(id, |part| part.outbox.clear()),
-            _ => {}
-        }
-        self.settle(id);
-    }
-
-    /// An id that isn't live: what it asks for has been done, or never will be. `[I10]`
-    fn answer_stale(peer: Incarnation, id: TransferId, message: &Message, actions: &mut Actions) {
-        let answer = match message {
-            Message::Drained { .. } | Message::Refuse { .. } | Message::Abort { .. } => {
-                message.ack()
-            }
-            Message::Accept { .. } | Message::Complete { .. } => Some(Message::Stale { id }),
-            _ => None,
-        };
-        actions.extend(answer.map(|message| ReceiverAction::Send { peer, message }));
-    }
-
-    fn on_accept(
-        &mut self,
-        now: Time,
-        id: TransferId,
-        bytes: u64,
-        lanes: Vec<LaneId>,
-        ledgers: &mut Ledgers,
-        actions: &mut Actions,
-    ) {
-        let open = self.lanes_of(id);
-        let Some(part) = self.parts.get_mut(&id) else { return };
-        part.outbox.settle(Message::GRANT);
-        let granted_bytes = part.map.byte_count();
-        part.accept(id, lanes.into_iter(), &open, actions);
-        if bytes != granted_bytes {
-            let cause = match bytes < granted_bytes {
-                true => Cause::IncompleteCoverage { granted_bytes, covered_bytes: bytes },
-                false => Cause::ManifestMismatch {
-                    field: "bytes".into(),
-                    granted: granted_bytes,
-                    stated: bytes,
-                },
-            };
-            self.fail(now, id, cause, ledgers, actions);
-        }
-        if matches!(self.stage_of(id), Some(Stage::Draining { fence_at: Time::NEVER })) {
-            self.fence_all(id, actions);
-        }
-        self.try_resume(now, id, ledgers, actions);
-        self.advance(now, id, ledgers, actions);
-    }
-
-    fn on_complete(
-        &mut self,
-        now: Time,
-        id: TransferId,
-        round: Round,
-        manifest: Manifest,
-        ledgers: &mut Ledgers,
-        actions: &mut Actions,
-    ) {
-        let open = self.lanes_of(id);
-        let Some(part) = self.parts.get_mut(&id) else { return };
-        let generation = self.assemblies[&part.assembly].lease[0].generation;
-        if let Some(cause) = part.on_complete(id, round, manifest, &open, generation, actions) {
-            self.fail(now, id, cause, ledgers, actions);
-        }
-        self.try_resume(now, id, ledgers, actions);
-        self.advance(now, id, ledgers, actions);
-    }
-
     fn with_part(&mut self, id: TransferId, change: impl FnOnce(&mut Part)) {
         if let Some(part) = self.parts.get_mut(&id) {
             change(part);
@@ -669,66 +410,6 @@ impl Receiver {
 
     fn stage_of(&self, id: TransferId) -> Option<&Stage> {
         self.parts.get(&id).and_then(|part| self.assemblies.get(&part.assembly)).map(|a| &a.stage)
-    }
-
-    /// Ends the assembly of `id` with its first cause; later causes change nothing. `[I2]`
-    fn fail(
-        &mut self,
-        now: Time,
-        id: TransferId,
-        cause: Cause,
-        ledgers: &mut Ledgers,
-        actions: &mut Actions,
-    ) {
-        let Some(assembly_id) = self.parts.get(&id).map(|part| part.assembly) else { return };
-        // Both ends' clocks run out at once: whoever's is first, the part that is behind is to blame.
-        let id = match cause {
-            Cause::DeadlineExceeded {} => self.slowest_part(assembly_id),
-            _ => id,
-        };
-        let Some(culprit) = self.parts.get(&id) else { return };
-        let Some(assembly) = self.assemblies.get_mut(&assembly_id) else { return };
-        if !matches!(assembly.stage, Stage::Filling | Stage::Verifying) {
-            return;
-        }
-        let phase = match assembly.stage {
-            Stage::Verifying => Phase::Verifying,
-            _ => culprit.phase(),
-        };
-        let outcome = Err(TransferError {
-            transfer: Some(id),
-            label: culprit.label.clone(),
-            peer: Some(culprit.peer),
-            phase,
-            bytes_done: culprit.landed_bytes(),
-            bytes_total: culprit.map.byte_count(),
-            cause: cause.clone(),
-        });
-        assembly.stage = Stage::Draining { fence_at: now.after(self.settings.drain_grace) };
-        for component in &assembly.lease {
-            let Some(ledger) = ledgers.get_mut(&component.pool) else { continue };
-            let held = ledger.quarantine(&component.pages, component.generation);
-            debug_assert!(held.is_ok(), "a live assembly holds its pages: {held:?}");
-        }
-        actions.push(ReceiverAction::Finished { assembly: assembly_id, outcome });
-        let parts = assembly.parts.clone();
-        for &part_id in &parts {
-            let unfenced = self.lanes_of(part_id);
-            let Some(part) = self.parts.get_mut(&part_id) else { continue };
-            part.begin_drain(part_id, unfenced, actions);
-            let cause = match part_id == id {
-                true => cause.clone(),
-                false => Cause::SiblingFailed { sibling: id },
-            };
-            part.send_abort(now, part_id, cause, actions);
-        }
-        if matches!(cause, Cause::DigestMismatch { .. }) {
-            // What corrupted this transfer may corrupt the next one, and its markers are no better
-            // than its bytes: its lanes go, and only that frees the pages. [I12]
-            self.with_part(id, Part::distrust_markers);
-            self.fence_all(id, actions);
-        }
-        self.advance(now, id, ledgers, actions);
     }
 
     /// Unfenced lanes from the part's peer.
@@ -801,83 +482,6 @@ impl Receiver {
             }
             Stage::Released => self.settle(id),
             _ => {}
-        }
-    }
-
-    /// Writing is over: compare-and-set of every page's state and generation, then the digests.
-    fn begin_verify(
-        &mut self,
-        now: Time,
-        id: AssemblyId,
-        ledgers: &mut Ledgers,
-        actions: &mut Actions,
-    ) {
-        let Some(assembly) = self.assemblies.get_mut(&id) else { return };
-        for component in &assembly.lease {
-            let Some(ledger) = ledgers.get_mut(&component.pool) else { continue };
-            if let Err(why) = ledger.begin_verify(&component.pages, component.generation) {
-                let first = assembly.parts[0];
-                let page = component.pages[0];
-                let cause = Cause::PageState { page, why: why.to_string().into() };
-                self.fail(now, first, cause, ledgers, actions);
-                return;
-            }
-        }
-        assembly.stage = Stage::Verifying;
-        for part_id in assembly.parts.clone() {
-            if let Some(part) = self.parts.get_mut(&part_id) {
-                part.close_landing(part_id, actions);
-            }
-        }
-    }
-
-    fn verify(&mut self, now: Time, id: AssemblyId, ledgers: &mut Ledgers, actions: &mut Actions) {
-        let Some(assembly) = self.assemblies.get(&id) else { return };
-        let fault = assembly.parts.iter().find_map(|&part_id| {
-            let part = self.parts.get(&part_id)?;
-            Some((part_id, part.fault(&assembly.lease, assembly.integrity)?))
-        });
-        if let Some((part, cause)) = fault {
-            self.fail(now, part, cause, ledgers, actions);
-            return;
-        }
-        for component in &assembly.lease {
-            let Some(ledger) = ledgers.get_mut(&component.pool) else { continue };
-            let sealed = ledger.seal(&component.pages, component.generation);
-            debug_assert!(sealed.is_ok(), "verifying pages can be sealed: {sealed:?}");
-        }
-        actions.push(ReceiverAction::Finished { assembly: id, outcome: Ok(()) });
-        let parts = assembly.parts.clone();
-        let until = now.after(self.settings.linger);
-        if let Some(assembly) = self.assemblies.get_mut(&id) {
-            assembly.stage = Stage::Sealed { until };
-        }
-        for part_id in parts {
-            let Some(part) = self.parts.get_mut(&part_id) else { continue };
-            part.outbox.clear();
-            actions.push(ReceiverAction::ForgetLanding { id: part_id });
-            part.send(now, Message::Verified { id: part_id }, actions);
-            self.settle(part_id);
-        }
-    }
-
-    /// Every write is proven to have ended: the pages are free again, exactly once. `[I3]` `[I9]`
-    fn release(&mut self, id: AssemblyId, ledgers: &mut Ledgers, actions: &mut Actions) {
-        let Some(assembly) = self.assemblies.get_mut(&id) else { return };
-        let mut scrub = Vec::new();
-        for component in &assembly.lease {
-            let Some(ledger) = ledgers.get_mut(&component.pool) else { continue };
-            match ledger.release(&component.pages, component.generation) {
-                Ok(pages) if pages.is_empty() => {}
-                Ok(pages) => scrub.push((component.pool, pages)),
-                Err(why) => debug_assert!(false, "quarantined pages can be released: {why}"),
-            }
-        }
-        assembly.stage = Stage::Released;
-        actions.push(ReceiverAction::Released { assembly: id, scrub });
-        for part_id in assembly.parts.clone() {
-            actions.push(ReceiverAction::ForgetLanding { id: part_id });
-            self.settle(part_id);
         }
     }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::protocol::ids::Generation;
 use crate::protocol::label::{Binding, Label};
 use crate::protocol::{BlockIndex, GrantComponent, PageIndex, PoolLayout};
 
