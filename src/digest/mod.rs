@@ -6,6 +6,7 @@
 use twox_hash::XxHash3_64;
 
 use crate::memory::Span;
+pub use crate::protocol::wrapping_total as total;
 use crate::protocol::{BlockPlace, TransferId};
 
 /// The longest leaf, in bytes, counted from the start of each block.
@@ -34,11 +35,6 @@ pub(crate) fn block_digest(key: &BlockKey, spans: impl Iterator<Item = Span>) ->
 /// The digest of a block that is `bytes`.
 pub fn bytes_digest(key: &BlockKey, bytes: &[u8]) -> u64 {
     pieces_digest(key, std::iter::once(bytes))
-}
-
-/// The digest of a component: the wrapping sum of its pages' digests.
-pub fn total(pages: &[u64]) -> u64 {
-    pages.iter().fold(0, |sum, page| sum.wrapping_add(*page))
 }
 
 /// Hashes in place while leaves lie in one piece each.

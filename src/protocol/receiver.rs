@@ -18,7 +18,6 @@ use super::ids::{Incarnation, LaneId, PoolId, Round, Time, TransferId};
 use super::ledger::Ledger;
 use super::message::{GrantComponent, Message};
 use super::{BlockMap, ComponentShape};
-pub use part::PartState;
 use part::{Landed, Part};
 pub use types::{AssemblyId, LeaseComponent, OpenPart, ReceiverAction, ReceiverSettings};
 
@@ -503,11 +502,6 @@ impl Receiver {
         assembly.parts.iter().for_each(|part| {
             self.parts.remove(part);
         });
-    }
-
-    /// Lanes and grants that are known, for tests and traces.
-    pub fn part_state(&self, id: TransferId) -> Option<PartState> {
-        self.parts.get(&id).map(Part::state)
     }
 
     /// The transfers of one assembly.

@@ -4,7 +4,7 @@
 //! the link that carries the session's control messages; the session itself outlives a link that
 //! comes back soon enough.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::cause::Cause;
@@ -154,7 +154,6 @@ pub struct Session {
     last_heard: Time,
     last_ping: Time,
     readers: BTreeMap<LaneId, ReaderState>,
-    writers: BTreeSet<LaneId>,
     retry_at: Time,
     failures: u32,
 }
@@ -171,7 +170,6 @@ impl Session {
             last_heard: now,
             last_ping: now,
             readers: BTreeMap::new(),
-            writers: BTreeSet::new(),
             retry_at: now,
             failures: 0,
         }
@@ -185,11 +183,6 @@ impl Session {
     /// The peer is given up.
     pub fn is_lost(&self) -> bool {
         self.link == LinkState::Lost
-    }
-
-    /// Lanes of this session that this side may write through.
-    pub fn writers(&self) -> impl Iterator<Item = LaneId> + '_ {
-        self.writers.iter().copied()
     }
 
     /// Opens missing lanes, if it is time. `next_epoch` counts every lane of this engine.
@@ -271,14 +264,8 @@ impl Session {
         actions.push(SessionAction::ReaderFenced(lane));
     }
 
-    /// A lane to write through is up.
-    pub fn on_writer_up(&mut self, lane: LaneId) {
-        self.writers.insert(lane);
-    }
-
     /// A lane to write through is closed.
-    pub fn on_writer_down(&mut self, lane: LaneId, actions: &mut Actions) {
-        self.writers.remove(&lane);
+    pub fn on_writer_down(&self, lane: LaneId, actions: &mut Actions) {
         if self.link == LinkState::Up {
             actions.push(SessionAction::Send(Message::LaneGone { lane }));
         }

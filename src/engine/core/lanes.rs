@@ -74,7 +74,6 @@ impl Core {
             return;
         }
         let Some(peer) = self.peer_of(link) else { return };
-        self.with_session(peer, |session, _| session.on_writer_up(lane));
         self.with_sender(|sender, actions| sender.on_lane_up(now, peer, lane, actions));
     }
 

@@ -74,17 +74,6 @@ pub(super) struct Part {
     draining: bool,
 }
 
-/// A part's state, for tests and traces.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct PartState {
-    /// Where in its life it is.
-    pub phase: Phase,
-    /// Its lanes: (lane, its marker came through in the current round, it is fenced).
-    pub lanes: Vec<(LaneId, bool, bool)>,
-    /// How often it was resumed.
-    pub round: Round,
-}
-
 type Actions = Vec<ReceiverAction>;
 
 impl Part {
@@ -170,14 +159,6 @@ impl Part {
             Sender::Complete { .. } => Phase::Completing,
             Sender::Accepted | Sender::Drained { .. } | Sender::Gone => Phase::Writing,
         }
-    }
-
-    pub(super) fn state(&self) -> PartState {
-        let lane = |(lane, proof): (&LaneId, &LaneProof)| {
-            (*lane, proof.marker >= Some(self.round), proof.fenced)
-        };
-        let lanes = self.lanes.iter().map(lane).collect();
-        PartState { phase: self.phase(), lanes, round: self.round }
     }
 
     /// The sender uses `lanes` and no others; those that aren't in `open` are fenced already.
