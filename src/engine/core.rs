@@ -9,7 +9,7 @@ mod transfers;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use super::DrainReport;
 use super::command::{Command, Input, ReceiveKey, ReceiveResult, SendResult};
@@ -18,7 +18,7 @@ use super::slot::Resolver;
 use crate::protocol::receiver::{AssemblyId, LeaseComponent, Receiver, ReceiverAction};
 use crate::protocol::sender::{OfferId, Sender, SenderAction, WriteEnd};
 use crate::protocol::session::SessionAction;
-use crate::protocol::{Cause, Incarnation, LaneId, Phase, Time, TransferError, TransferId};
+use crate::protocol::{Cause, Incarnation, LaneId, Time, TransferError, TransferId};
 use crate::transport::{
     CompletionStatus, DigestTable, Event, LandingError, LaneRole, LinkId, Placement, Transport,
 };
@@ -248,7 +248,7 @@ impl Core {
                 drain.resolvers.push(resolver);
                 self.check_drain(now);
             }
-            Command::Shutdown => self.shut_down(),
+            Command::Shutdown => self.shut_down(now),
         }
     }
 
@@ -275,6 +275,10 @@ impl Core {
         drain.deadline = Time::NEVER;
         drain.last = now.after(grace);
         drain.aborted = live;
+        self.abort_all(now);
+    }
+
+    fn abort_all(&mut self, now: Time) {
         for assembly in self.receives.keys().copied().collect::<Vec<_>>() {
             self.with_receiver(|receiver, ledgers, actions| {
                 receiver.abort(now, assembly, Cause::ShuttingDown {}, ledgers, actions);
@@ -341,9 +345,11 @@ impl Core {
         }
     }
 
-    fn shut_down(&mut self) {
-        self.say_bye();
+    /// Everything live ends with its own error; then the peers hear that it is over.
+    fn shut_down(&mut self, now: Time) {
         self.closing = true;
+        self.abort_all(now);
+        self.say_bye();
         self.over = true;
     }
 }
@@ -360,31 +366,6 @@ fn landing_cause(why: LandingError) -> Cause {
         LandingError::UnknownTransfer
         | LandingError::LengthMismatch { .. }
         | LandingError::Malformed => Cause::ProtocolViolation { why: why.to_string().into() },
-    }
-}
-
-impl Drop for Core {
-    /// Nobody waits for a core that is gone: every resolver falls back to `ShuttingDown`.
-    fn drop(&mut self) {
-        for (assembly, receive) in self.receives.drain() {
-            let Some(resolver) = receive.resolver else { continue };
-            let transfer = self.receiver.transfers(assembly).first().copied();
-            let bytes = transfer.and_then(|id| self.landed.get(&id));
-            let error = TransferError {
-                transfer,
-                label: Default::default(),
-                peer: None,
-                phase: Phase::Writing,
-                bytes_done: bytes.map_or(0, |l| l.bytes.load(Ordering::Relaxed)),
-                bytes_total: receive
-                    .lease
-                    .iter()
-                    .map(|c| c.layout.page_bytes() * c.pages.len() as u64)
-                    .sum(),
-                cause: Cause::ShuttingDown {},
-            };
-            resolver.resolve(Err(error));
-        }
     }
 }
 

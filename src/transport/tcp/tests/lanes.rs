@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::rig::*;
-use crate::memory::PoolMemory;
+use crate::memory::{PoolMemory, Span};
 use crate::protocol::{Extent, LaneId, PageIndex, PlaneIndex, Round, Ticket};
 use crate::transport::tcp::TcpConfig;
 use crate::transport::{
@@ -25,15 +25,11 @@ fn paint(pool: &PoolMemory) {
 
 /// The byte strings of every block, in order.
 fn content(placement: &Placement) -> Vec<Vec<u8>> {
-    let block = |index| {
+    let bytes = |span: Span| {
         // SAFETY: the placement pins the memory, and no transfer is under way.
-        placement
-            .spans(index)
-            .unwrap()
-            .flat_map(|span| unsafe { span.as_slice() })
-            .copied()
-            .collect()
+        unsafe { span.as_slice() }.to_vec()
     };
+    let block = |index| placement.spans(index).unwrap().flat_map(bytes).collect();
     placement.map().all().blocks().map(block).collect()
 }
 
